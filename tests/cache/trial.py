@@ -164,7 +164,9 @@ class CacheTrial:
             promise = self.promises[key]
             if self._reach(promise) < reach:
                 match = self.cache.match(as_tokens(promise.tokens), namespace=promise.namespace)
-                assert self.cache.was_lost(match, self._reach(promise)), "what was evicted was not said to be"
+                assert self.cache.evicted_to(match, self._reach(promise)) is not None, (
+                    "what was evicted was not said to be"
+                )
 
     def clear(self) -> None:
         """Drop everything that no lease protects; pins give way."""
@@ -244,7 +246,7 @@ class CacheTrial:
             assert restore.snapshot is not None and restore.snapshot.item == cold_snapshot(tokens[:position])  # pyright: ignore
         else:
             assert restore.snapshot is None
-        if self.cache.was_lost(match, position):
+        if self.cache.evicted_to(match, position) is not None:
             assert (namespace, tuple(tokens[: position + 1])) in self.stored.prefixes, "never there, so never evicted"
         best = self._best_known(namespace, tokens, limit)
         assert position == best, f"resumes at {position}, but {best} was possible"

@@ -1,18 +1,18 @@
 """Why tokens were not reused: every reason, and an account of every computed token."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
 import pytest
 
 from reprise.chat.answer import Answer
 from reprise.chat.messages.history import as_message
-from reprise.chat.reasons.explain import ADVICE, Explanation
+from reprise.chat.reasons.explain import ADVICE, ComputedSpan, Explanation
 from reprise.chat.rendering.render import Renderer
 from reprise.chat.request import ChatRequest, Message
 from reprise.chat.templates.rendered import PartKind, Rendered
 from reprise.core.outcome import Outcome, Reason
-from reprise.core.tokens import Tokens, as_tokens, common_prefix, join_tokens
+from reprise.core.tokens import Span, Tokens, as_tokens, common_prefix, join_tokens
 from tests.chat.replay import spoken
 from tests.chat.shapes import (
     ASK,
@@ -258,10 +258,27 @@ def test_text_that_the_template_moves(template: str) -> None:
 
 def test_what_was_there_and_is_no_more_was_evicted() -> None:
     server = RememberingServer("strips_thinking")
+    rendered, _ = server.ask(chat(system(LONG_SYSTEM), ASK))
+    again = server.renderer.render(chat(system(LONG_SYSTEM), ASK))
+    length, reached = len(rendered.prompt), 9
+    gone = Outcome(num_prompt=length, num_evicted=reached, num_prefilled=length, reason=Reason.EVICTED)
+    assert server.renderer.explain(again, gone).accounts == (
+        ComputedSpan(span=Span(0, reached), reason=Reason.EVICTED),
+        ComputedSpan(span=Span(reached, length), reason=Reason.NOT_STORED),
+    )
+    cleared = replace(gone, num_evicted=0, reason=Reason.COLD)
+    assert server.renderer.explain(again, cleared).reason is Reason.NOT_STORED
+
+
+def test_what_a_cancelled_request_had_not_computed_was_not_evicted() -> None:
+    server = RememberingServer("strips_thinking")
     server.ask(chat(system(LONG_SYSTEM), ASK))
-    server.runs.clear()
-    _, explanation = server.ask(chat(system(LONG_SYSTEM), ASK))
-    assert explanation.reason is Reason.EVICTED
+    again = server.renderer.render(chat(system(LONG_SYSTEM), ASK))
+    length = len(again.prompt)
+    outcome = Outcome(num_prompt=length, num_matched=9, num_reused=9, num_prefilled=length - 9, reason=Reason.CANCELLED)
+    assert server.renderer.explain(again, outcome).accounts == (
+        ComputedSpan(span=Span(9, length), reason=Reason.CANCELLED),
+    )
 
 
 def test_a_match_without_a_snapshot() -> None:

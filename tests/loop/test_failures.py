@@ -9,6 +9,7 @@ import pytest
 from reprise.core.errors import BadRequest, ContextTooLong, EngineFailed, QueueFull, ShuttingDown
 from reprise.core.events import FinishReason, Sampled, Started
 from reprise.core.job import Sampling, Thinking
+from reprise.core.outcome import Reason
 from reprise.core.prompt import Boundary, BoundaryKind
 from tests.loop.driving import GREEDY, PATIENCE_S, DrivenEngine, SubmittedJob
 from tests.loop.test_reuse import words
@@ -83,6 +84,19 @@ def test_a_waiting_job_can_be_cancelled(engine: DrivenEngine) -> None:
     assert running.wait().end.reason is FinishReason.CANCELLED
     assert not any(isinstance(event, Started | Sampled) for event in running.events)
     assert not engine.loop.cancel(running.job.id)
+
+
+def test_a_cancelled_prefill_that_is_sent_again_was_cancelled_and_not_evicted(engine: DrivenEngine) -> None:
+    prompt = words(265, 1500)
+    first = engine.submit(prompt, cancel_when=lambda running: len(running.progress) > 0).wait()
+    assert first.end.reason is FinishReason.CANCELLED and first.end.outcome.num_prefilled < 1499
+    other = engine.run([*prompt[: first.end.outcome.num_prefilled], *words(266, 20)]).end.outcome
+    assert other.reason in (Reason.NEW_TOKENS, Reason.BRANCHED)
+    again = engine.run(prompt).end.outcome
+    assert again.num_reused > 0 and again.reason is Reason.CANCELLED
+    # What is cleared was not evicted either.
+    engine.loop.clear().result(PATIENCE_S)
+    assert engine.run(prompt).end.outcome.reason is Reason.COLD
 
 
 def test_a_follower_takes_over_from_a_cancelled_leader(engine: DrivenEngine) -> None:

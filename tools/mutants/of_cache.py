@@ -127,10 +127,10 @@ LOOKUP = (
         "bisect_right(segments, need.start, key=lambda segment: segment.span.start)",
     ),
     _mutant(
-        "was_lost",
+        "evicted_to",
         "whatever is not there was evicted",
-        "ghosts is not None and match.next_token is not None and ((match.length, match.next_token) in ghosts.paths)",
-        "True or (match.length, match.next_token) in ghosts.paths",
+        "return match.length if any(position < at <= match.length for at in lost) else None",
+        "return match.length",
     ),
 )
 

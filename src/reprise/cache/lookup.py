@@ -5,7 +5,7 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from reprise.cache.node import Checkpoint, Node, Segment, Walk
+from reprise.cache.node import Checkpoint, GhostPath, Node, Segment, Walk
 from reprise.cache.payload import Payload, SegmentPayload, SharedPayload
 from reprise.core.kinds import Full, KvKind, Layout, best_position
 from reprise.core.tokens import Span, Tokens, covers, subtract, union
@@ -18,15 +18,14 @@ _CONTINUATION = 32
 class Match:
     """The longest common prefix of a prompt and the tree. Valid until the cache changes.
 
-    `next_token`: the prompt's first token past the match, None at its end. `continues`: the tokens (at most 32) with
-    which the most recently used stored path continues there, None if none does.
+    `continues`: the tokens (at most 32) with which the most recently used stored path continues there, None if none
+    does.
     """
 
     namespace: str
     tokens: Tokens
     length: int
     walk: Walk
-    next_token: int | None
     continues: Tokens | None
 
 
@@ -63,7 +62,6 @@ def match_of(walked: Walk, tokens: Tokens, namespace: str) -> Match:
         tokens=tokens,
         length=length,
         walk=walked,
-        next_token=int(tokens[length]) if length < len(tokens) else None,
         continues=continues,
     )
 
@@ -110,13 +108,28 @@ def read(layout: Layout, match: Match, position: int) -> Restore:
     return Restore(position=position, slices=slices, snapshot=snapshot)
 
 
-def was_lost(match: Match, position: int) -> bool:
-    """Whether something was evicted that would have let this prompt resume past `position`."""
-    for node in match.walk.nodes:
-        if node.ghosts is not None and any(position < at <= match.length for at in node.ghosts.checkpoints):
-            return True
+def evicted_to(match: Match, position: int) -> int | None:
+    """How far this prompt could have resumed past `position` had nothing been evicted; None: no further."""
+    path = _ghost_path(match)
+    if path is not None and not path.is_cancelled:
+        return path.stop
+    lost = (at for node in match.walk.nodes if node.ghosts is not None for at in node.ghosts.checkpoints)
+    return match.length if any(position < at <= match.length for at in lost) else None
+
+
+def was_cancelled(match: Match) -> bool:
+    """Whether a request that goes on as this prompt does was cancelled where the match ends."""
+    path = _ghost_path(match)
+    return path is not None and path.is_cancelled
+
+
+def _ghost_path(match: Match) -> GhostPath | None:
+    """The path that this prompt goes on along and that is not stored, as far as it is remembered."""
     ghosts = match.walk.last.ghosts
-    return ghosts is not None and match.next_token is not None and (match.length, match.next_token) in ghosts.paths
+    if ghosts is None:
+        return None
+    there = (path for path in reversed(ghosts.paths) if path.start == match.length)
+    return next((path for path in there if path.is_on(match.tokens[match.length :])), None)
 
 
 def stored_runs(layout: Layout, walked: Walk) -> dict[KvKind, tuple[Span, ...]]:

@@ -19,23 +19,49 @@ _MOST_GHOSTS = 64
 """How many of each are remembered per edge; the oldest are forgotten first."""
 
 
-@dataclass(slots=True)
-class Ghosts:
-    """The evicted checkpoints of one edge, and the evicted paths that branched off it.
+_NUM_TOLD_APART = 16
+"""A path that is not stored is recognised by as many of its tokens: one alone may begin anything."""
 
-    A path is known by the position where it branched off and its next token.
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GhostPath:
+    """A path that branched off at `start` and is not stored: its first tokens, at most 16, and where it ended.
+
+    It was evicted, or would have been stored by a request that was cancelled before it got there.
     """
 
+    start: int
+    tokens: tuple[int, ...]
+    stop: int
+    is_cancelled: bool = False
+
+    @classmethod
+    def of(cls, tokens: Tokens, *, start: int, stop: int, is_cancelled: bool = False) -> "GhostPath":
+        """The path with these tokens from `start` on."""
+        first = tuple(tokens[:_NUM_TOLD_APART].tolist())
+        return cls(start=start, tokens=first, stop=stop, is_cancelled=is_cancelled)
+
+    def is_on(self, tokens: Tokens) -> bool:
+        """Whether `tokens`, at least one, which follow at `start`, begin like this path or end on it."""
+        following = tuple(tokens[: len(self.tokens)].tolist())
+        return following != () and self.tokens[: len(following)] == following
+
+
+@dataclass(slots=True)
+class Ghosts:
+    """The evicted checkpoints of one edge, and the paths that branched off it and are not stored."""
+
     checkpoints: list[int] = field(default_factory=list[int])
-    paths: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
+    paths: list[GhostPath] = field(default_factory=list[GhostPath])
 
     def add_checkpoint(self, position: int) -> None:
         self.forget_checkpoint(position)
         self.checkpoints = [*self.checkpoints, position][-_MOST_GHOSTS:]
 
-    def add_path(self, position: int, token: int) -> None:
-        lost = (position, token)
-        self.paths = [*(path for path in self.paths if path != lost), lost][-_MOST_GHOSTS:]
+    def add_path(self, lost: GhostPath) -> None:
+        """Remember a path, in place of what is known of the same one."""
+        others = (path for path in self.paths if (path.start, path.tokens) != (lost.start, lost.tokens))
+        self.paths = [*others, lost][-_MOST_GHOSTS:]
 
     def forget_checkpoint(self, position: int) -> None:
         """Forget a checkpoint that exists again."""
@@ -45,14 +71,14 @@ class Ghosts:
         """The part of the edge that ends at `position`."""
         return Ghosts(
             checkpoints=[at for at in self.checkpoints if at <= position],
-            paths=[path for path in self.paths if path[0] <= position],
+            paths=[path for path in self.paths if path.start <= position],
         )
 
     def after(self, position: int) -> "Ghosts":
         """The part of the edge that begins at `position`."""
         return Ghosts(
             checkpoints=[at for at in self.checkpoints if at > position],
-            paths=[path for path in self.paths if path[0] > position],
+            paths=[path for path in self.paths if path.start > position],
         )
 
 
@@ -215,7 +241,7 @@ class Node:
     """The policy's number of the last prompt through this edge; `first_visit`: of the first."""
     first_visit: int | None = None
     ghosts: Ghosts | None = None
-    """What was evicted from this edge, None if nothing was."""
+    """What this edge lacks because it was evicted or its computation cancelled; None if nothing is known to."""
 
     @property
     def stop(self) -> int:

@@ -16,12 +16,13 @@ from reprise.cache.lookup import (
     Match,
     Restore,
     checkpoint_at,
+    evicted_to,
     match_of,
     missing,
     read,
     resume_position,
     sharing_sequence,
-    was_lost,
+    was_cancelled,
 )
 from reprise.cache.node import Checkpoint, Lease, Node, Segment, SegmentRef, SegmentSizes, Walk, path_to, subtree
 from reprise.cache.payload import Payload, SegmentPayload, Source
@@ -124,9 +125,13 @@ class PrefixCache:
         """What is needed to resume at `position`, a result of `resume_at` for the same match."""
         return read(self.layout, match, position)
 
-    def was_lost(self, match: Match, position: int) -> bool:
-        """Whether something was evicted that would have let this prompt resume past `position`."""
-        return was_lost(match, position)
+    def evicted_to(self, match: Match, position: int) -> int | None:
+        """How far this prompt could have resumed past `position` had nothing been evicted; None: no further."""
+        return evicted_to(match, position)
+
+    def was_cancelled(self, match: Match) -> bool:
+        """Whether a request that goes on as this prompt does was cancelled where the match ends."""
+        return was_cancelled(match)
 
     def row_at(self, match: Match) -> Payload | None:
         """The logits after the prompt's last token, if all of it matched and they are stored."""
@@ -461,16 +466,23 @@ class PrefixCache:
                         self._evict(checkpoint, "cleared")
                 if self._evictions.total() == num_before:
                     break
+            self.tree.forget_lost(subtree(self.tree.roots[name]))
             self.tree.remove_empty_root(name)
         self.order.sweep()
+
+    def note_cancelled(self, tokens: Tokens, *, namespace: str) -> None:
+        """Remember that a request with this prompt was cancelled before it had computed what is not stored of it."""
+        match = self.match(tokens, namespace=namespace)
+        if match.length < len(tokens):
+            self.tree.note_cancelled(match.walk, tokens[match.length :])
 
     def drop_path(self, tokens: Tokens, *, namespace: str) -> None:
         """Drop every path that begins like these tokens, pins included, since a state on it was found to be wrong.
 
         States below a wrong one were computed from it. Leased paths stay.
         """
-        nodes = self.tree.walk(tokens, namespace).nodes[1:2]
-        for top in nodes:
+        nodes = self.tree.walk(tokens, namespace).nodes
+        for top in nodes[1:2]:
             while checkpoints := [c for node in subtree(top) for c in node.checkpoints.values()]:
                 num_before = self._evictions.total()
                 for checkpoint in checkpoints:
@@ -479,6 +491,7 @@ class PrefixCache:
                         self._evict(checkpoint, "audit")
                 if self._evictions.total() == num_before:
                     break
+            self.tree.forget_lost((nodes[0], *subtree(top)))
         self.order.sweep()
 
     def reset(self) -> None:

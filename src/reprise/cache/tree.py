@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from reprise.cache.node import (
     Checkpoint,
     CheckpointMap,
+    GhostPath,
     Ghosts,
     Lease,
     Node,
@@ -282,6 +283,16 @@ class RadixTree:
         """Remember that this position was evicted."""
         _ghosts(checkpoint.node).add_checkpoint(checkpoint.position)
 
+    def note_cancelled(self, walk: Walk, rest: Tokens) -> None:
+        """Remember that a request was cancelled before it had computed what follows this walk, `rest`."""
+        stop = walk.length + len(rest)
+        _ghosts(walk.last).add_path(GhostPath.of(rest, start=walk.length, stop=stop, is_cancelled=True))
+
+    def forget_lost(self, nodes: Iterable[Node]) -> None:
+        """Forget what these edges lack: it was dropped on purpose."""
+        for node in nodes:
+            node.ghosts = None
+
     # Removal.
 
     def keep_segments(self, node: Node, kept: Segments) -> None:
@@ -293,8 +304,9 @@ class RadixTree:
         assert not leaf.children and leaf.start < stop < leaf.stop, (leaf.start, stop, leaf.stop)
         self._set_segments(leaf, _cut(leaf, leaf.start, stop))
         self._count(leaf, num_tokens=stop - leaf.stop)
+        lost_to = _evicted_to(leaf)
         leaf.ghosts = _ghosts(leaf).up_to(stop)
-        leaf.ghosts.add_path(stop, int(leaf.tokens[stop - leaf.start]))
+        leaf.ghosts.add_path(GhostPath.of(leaf.tokens[stop - leaf.start :], start=stop, stop=lost_to))
         leaf.tokens = own_tokens(leaf.tokens[: stop - leaf.start])
 
     def remove(self, leaf: Node) -> Node:
@@ -307,7 +319,7 @@ class RadixTree:
         self._count(leaf, num_nodes=-1, num_tokens=-len(leaf.tokens))
         del self._nodes[leaf.serial]
         leaf.parent = None
-        _ghosts(parent).add_path(parent.stop, first)
+        _ghosts(parent).add_path(GhostPath.of(leaf.tokens, start=parent.stop, stop=_evicted_to(leaf)))
         return parent
 
     def remove_empty_root(self, namespace: str) -> None:
@@ -509,6 +521,12 @@ class RadixTree:
 
 def _new_root() -> Node:
     return Node(start=0, tokens=as_tokens(()), parent=None, totals=TreeTotals())
+
+
+def _evicted_to(leaf: Node) -> int:
+    """How far paths through this leaf reached before any of them was evicted."""
+    lost = () if leaf.ghosts is None else leaf.ghosts.paths
+    return max((leaf.stop, *(path.stop for path in lost if not path.is_cancelled)))
 
 
 def _ghosts(node: Node) -> Ghosts:

@@ -40,6 +40,10 @@ class Reason(StrEnum):
     """Tokens matched, but some layer has no stored state to resume from there."""
     EVICTED = "evicted"
     """Tokens matched, or would have, but their state was evicted."""
+    CANCELLED = "cancelled before it got there"
+    """An earlier request with these tokens was cancelled before it had computed them."""
+    NOT_STORED = "not stored"
+    """An earlier request had these tokens, but it failed or had not ended, or what it stored was cleared."""
     SLOWER_TO_READ = "slower to read than to compute"
     """They are on disk or in an object store, and reading them would have taken longer than computing them."""
 
@@ -82,6 +86,8 @@ class Outcome:
     """Decode time saved by that, compared to passes over one token; negative if it cost more."""
     num_stored: int = 0
     """Tokens newly added to the cache by this job."""
+    num_evicted: int = 0
+    """Tokens from `num_matched` on whose state was evicted."""
     reason: Reason = Reason.COLD
     stored_next: Tokens | None = None
     """At most 32 tokens with which the nearest stored path continues after the match, or None if it ends there."""

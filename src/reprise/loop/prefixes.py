@@ -169,7 +169,15 @@ class RequestPrefixes:
             if request.not_read_to > request.matched:
                 # What is stored there is not what memory has behind its own match.
                 request.matched, request.continues = request.not_read_to, None
-            request.reason = _reason(request, resume_at, was_lost=self._cache.was_lost(match, resume_at))
+            evicted_to = self._cache.evicted_to(match, resume_at)
+            request.reason = _reason(
+                request,
+                resume_at,
+                was_evicted=evicted_to is not None,
+                was_cancelled=self._cache.was_cancelled(match),
+            )
+            if evicted_to is not None:
+                request.num_evicted = max(0, min(evicted_to, len(request.prompt)) - request.matched)
         plan = self._plan(request, match, resume_at, has_row=row is not None)
         lease = self._cache.lease(match, resume_at, is_request=not request.is_settle)
         try:
@@ -298,6 +306,11 @@ class RequestPrefixes:
             self._cache.keep_row(request.tokens_to(end), row, namespace=request.namespace)
         self._requests.note_change(request)
 
+    def note_cancelled(self, request: RunningRequest) -> None:
+        """Remember that a request ended before it had computed its prompt: not all that it began with is stored."""
+        if self._is_on and not request.is_settle and not isinstance(request.phase, Decoding):
+            self._cache.note_cancelled(request.job.prompt.tokens[: request.end], namespace=request.namespace)
+
     def note_settled(self, request: RunningRequest) -> None:
         """Record what a settling job has computed, to be counted for later requests that reuse it."""
         if request.is_settle and isinstance(request.phase, Prefilling):
@@ -341,18 +354,20 @@ def _scorer(request: RunningRequest) -> PromptScorer | None:
     return PromptScorer(request.job, start=request.scored) if is_wanted else None
 
 
-def _reason(request: RunningRequest, resume_at: int, *, was_lost: bool) -> Reason:
+def _reason(request: RunningRequest, resume_at: int, *, was_evicted: bool, was_cancelled: bool) -> Reason:
     """Why the tokens past `resume_at` are computed, as far as the cache knows."""
     if request.job.prompt_logprobs is not None:
         return Reason.PROMPT_LOGPROBS
     if resume_at < request.not_read_to:
         return Reason.SLOWER_TO_READ
-    if request.matched == 0:
-        return Reason.EVICTED if was_lost else Reason.COLD
     if resume_at >= request.end:
         return Reason.NOTHING_NEW
-    if was_lost:
+    if was_evicted:
         return Reason.EVICTED
+    if was_cancelled:
+        return Reason.CANCELLED
+    if request.matched == 0:
+        return Reason.COLD
     if request.continues is not None:
         return Reason.BRANCHED
     return Reason.NEW_TOKENS if resume_at >= request.matched else Reason.NO_SNAPSHOT

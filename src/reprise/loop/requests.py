@@ -147,6 +147,7 @@ class RunningRequest:
     matched: int = 0
     first_resume_at: int = 0
     """Where it could resume on arrival; what was added until its admission was computed by others."""
+    num_evicted: int = 0
     reason: Reason = Reason.COLD
     continues: Tokens | None = None
     """The tokens with which the nearest stored path continues after the match; None if it ends there."""
@@ -348,6 +349,7 @@ class RunningRequest:
         return Outcome(
             num_prompt=prompt,
             num_matched=self.matched,
+            num_evicted=self.num_evicted,
             num_reused=reused,
             num_prefilled=max(0, computed - reused) if admission is not None else 0,
             num_settled=admission.num_settled if admission is not None else 0,

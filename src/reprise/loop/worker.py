@@ -497,6 +497,7 @@ class Worker:
         request = self.requests.get(job_id)
         if request is not None:
             self.requests.run_isolated(request, self.prefixes.store_progress)
+            self.requests.run_isolated(request, self.prefixes.note_cancelled)
             self.requests.run_isolated(request, lambda r: self.requests.finish(r, FinishReason.CANCELLED))
 
     def cancel_all(self) -> None:

@@ -11,7 +11,16 @@ from reprise.core.backend import Status
 from reprise.core.outcome import Drafted, Outcome, Reason
 
 _NOT_BROKEN = frozenset(
-    {Reason.NOTHING_NEW, Reason.NEW_TOKENS, Reason.COLD, Reason.CACHE_OFF, Reason.PROMPT_LOGPROBS, Reason.BRANCHED}
+    {
+        Reason.NOTHING_NEW,
+        Reason.NEW_TOKENS,
+        Reason.COLD,
+        Reason.CACHE_OFF,
+        Reason.PROMPT_LOGPROBS,
+        Reason.BRANCHED,
+        Reason.CANCELLED,
+        Reason.NOT_STORED,
+    }
 )
 """What is computed for these reasons is new, or was asked for."""
 

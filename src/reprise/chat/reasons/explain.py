@@ -55,6 +55,13 @@ ADVICE = {
     Reason.PROMPT_LOGPROBS: "The request asked for log-probabilities of the prompt, so all of it is computed.",
     Reason.SLOWER_TO_READ: "A faster --disk-cache, or more memory, would save this.",
     Reason.EVICTED: "The cache was full: a larger --cache-bytes keeps more chats.",
+    Reason.CANCELLED: (
+        "An earlier request with this text was cancelled before all of it was computed. What it had computed was "
+        "reused: a client that waits longer, or sends it again, gets further each time."
+    ),
+    Reason.NOT_STORED: (
+        "An earlier request had this text, but it failed, was still running, or what it stored was cleared since."
+    ),
 }
 
 
@@ -109,7 +116,7 @@ def explain(rendered: Rendered, outcome: Outcome, *, previous: Rendered | None, 
     """The explanation of a request with this outcome; `previous` is the rendering of an earlier request of its chat.
 
     The computed tokens are ``[reused, matched)``, for which the state was missing, ``[matched, known)``, which the
-    previous request had and the cache has no more, and ``[known, prompt)``, where the prompt is another.
+    previous request had and the cache has not, and ``[known, prompt)``, where the prompt is another.
     """
     tokens = rendered.prompt.tokens
     length = len(tokens)
@@ -119,11 +126,16 @@ def explain(rendered: Rendered, outcome: Outcome, *, previous: Rendered | None, 
     if reused >= length - 1:
         return _of((ComputedSpan(span=Span(min(reused, length), length), reason=Reason.NOTHING_NEW),))
     shared = 0 if previous is None else common_prefix(previous.prompt.tokens, tokens)
-    known = max(matched, shared)
+    # Where the earlier prompt is not known, what was evicted is what the cache takes for its path.
+    evicted = matched + outcome.num_evicted
+    known = max(matched, shared) if previous is not None else min(evicted, length)
     missing = outcome.reason if outcome.reason in _MISSING else Reason.NO_SNAPSHOT
+    evicted = min(evicted, known)
+    absent = Reason.CANCELLED if outcome.reason is Reason.CANCELLED else Reason.NOT_STORED
     accounts = [
         ComputedSpan(span=Span(reused, matched), reason=missing),
-        ComputedSpan(span=Span(matched, known), reason=Reason.EVICTED),
+        ComputedSpan(span=Span(matched, evicted), reason=Reason.EVICTED),
+        ComputedSpan(span=Span(evicted, known), reason=absent),
     ]
     divergence = _divergence(rendered, outcome, previous, known=known, shared=shared, text_model=text_model)
     if divergence is None:
