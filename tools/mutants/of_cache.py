@@ -376,7 +376,7 @@ UPKEEP = (
     _mutant(
         "Ghosts.add_path",
         "evicted paths are not remembered",
-        "self.paths = [*(path for path in self.paths if path != lost), lost][-_MOST:]",
+        "self.paths = [*others, lost][-_MOST_GHOSTS:]",
         "pass",
     ),
 )
