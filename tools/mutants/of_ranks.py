@@ -43,14 +43,14 @@ RANK_MUTANTS = (
     _mutant(
         "LinksToFollowers.accept",
         "ranks with different models begin",
-        'hello.get("facts") != facts',
-        'hello.get("facts") is None',
+        "theirs != facts",
+        "theirs is None",
         _LINKS,
     ),
     _mutant(
-        "LinksToFollowers.accept",
+        "Stranger.hello",
         "anyone is a rank",
-        "hmac.compare_digest(secret, self.address.secret)",
+        'hmac.compare_digest(str(hello["secret"]).encode(), secret.encode())',
         "True",
         _LINKS,
     ),
