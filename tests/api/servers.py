@@ -101,7 +101,7 @@ async def api(
     )
     transport = _Transport(create_app(service, chosen))
     try:
-        async with httpx.AsyncClient(transport=transport, base_url="http://test", headers=headers) as client:
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost", headers=headers) as client:
             yield Api(service=service, backend=backend, client=client)
     finally:
         backend.may_prefill.set()

@@ -17,7 +17,7 @@ from reprise.core.settings import Settings
 from tests.api.real_server import real_server
 from tests.api.servers import MODEL, RunningServer, running_server, says
 
-HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 HI = [{"role": "user", "content": "Hi"}]
 
 
@@ -57,7 +57,7 @@ def until(condition: Callable[[], bool]) -> None:
         HEAD + b"Content-Length: 1000\r\n\r\n" + b'{"messages": [',
         HEAD + b"Transfer-Encoding: chunked\r\n\r\n5\r\n{",
         # The answer comes before the body has, which then never does.
-        b"GET /health HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n",
+        b"GET /health HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n",
     ],
     ids=["silent", "half a header", "half a body", "half a chunk", "answered"],
 )
@@ -187,7 +187,7 @@ def test_a_server_that_stalls_ends_nobody_who_has_just_come(monkeypatch: pytest.
             with monkeypatch.context() as patch:
                 patch.setattr(server.service, "status", slow)
                 httpx.get(server.url + "/health", timeout=60)
-            connection.sendall(b"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\n")
+            connection.sendall(b"GET /health/live HTTP/1.1\r\nHost: localhost\r\n\r\n")
             assert connection.recv(100).startswith(b"HTTP/1.1 200")
 
 
@@ -229,7 +229,7 @@ def test_a_request_that_came_while_the_server_was_busy_is_not_an_idle_connection
         asking = threading.Thread(target=httpx.get, args=(server.url + "/health",), kwargs={"timeout": 60})
         asking.start()
         assert is_busy.wait(60)
-        with connected(server, b"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\n") as honest:
+        with connected(server, b"GET /health/live HTTP/1.1\r\nHost: localhost\r\n\r\n") as honest:
             idle = [connected(server) for _ in range(20)]
             is_over.set()
             assert honest.recv(12) == b"HTTP/1.1 200"

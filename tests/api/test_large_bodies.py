@@ -176,7 +176,7 @@ async def test_bodies_together_are_bounded_and_small_ones_come_through():
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     limits = BodyLimits(slow, max_bytes=100_000, shapes=Shapes())
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(limits), base_url="http://test") as client:
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(limits), base_url="http://localhost") as client:
         held = [asyncio.create_task(client.post("/", content=b"x" * 100_000)) for _ in range(4)]
         while limits.num_held < 400_000:
             await asyncio.sleep(0.001)

@@ -12,6 +12,8 @@ from reprise.api.anthropic.routes import anthropic_shape
 from reprise.api.http.errors import Problem, openai_shape
 from reprise.api.http.listening import FirstAnswers, listen, url_of
 from reprise.api.ollama.reply import ollama_shape
+from reprise.api.web_access import WebAccess
+from reprise.core.settings import Settings
 
 
 @pytest.fixture
@@ -22,7 +24,7 @@ def listener() -> Generator[socket.socket]:
 
 @pytest.fixture
 def first(listener: socket.socket) -> Generator[FirstAnswers]:
-    made = FirstAnswers(listener)
+    made = FirstAnswers(listener, WebAccess(Settings(model="m", allowed_hosts=("gpu.lan",))))
     yield made
     made.stop()
 
@@ -64,6 +66,18 @@ def test_errors_are_those_of_the_api(path: str, shape: object, listener: socket.
     if "request_id" in expected:
         del expected["request_id"]
     assert body == expected
+
+
+@pytest.mark.usefixtures("first")
+def test_another_host_name_is_refused(listener: socket.socket) -> None:
+    with httpx.Client(base_url=url_of(listener), timeout=30) as client:
+        assert client.get("/health/live", headers={"Host": "GPU.lan:8080"}).status_code == 200
+        refused = client.post("/v1/messages", headers={"Host": "evil.example"})
+        assert (refused.status_code, refused.json()["error"]["type"]) == (421, "invalid_request_error")
+    # What only looks like a header, in the body; and HTTP/1.0, which has none.
+    with socket.create_connection(listener.getsockname(), timeout=30) as older:
+        older.sendall(b"POST /health/live HTTP/1.0\r\n\r\nHost: evil.example")
+        assert older.recv(100).startswith(b"HTTP/1.1 200 ")
 
 
 def test_one_that_says_nothing_keeps_nobody_waiting(listener: socket.socket, first: FirstAnswers) -> None:

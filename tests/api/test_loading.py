@@ -85,6 +85,7 @@ def test_requests_are_answered_from_the_first_moment_on():
         # A supervisor does not start it again, and nobody is sent here.
         assert client.get("/health/live").status_code == 200
         assert client.get("/health/ready").status_code == 503
+        assert client.get("/health/ready", headers={"Host": "evil.example"}).status_code == 421
 
         assert client.post("/v1/chat/completions", json=BODY).status_code == 401
         refused = client.post("/v1/chat/completions", json=BODY, headers=KEY)

@@ -133,7 +133,8 @@ def test_a_signal_finishes_answers_and_a_second_does_not_wait(first: signal.Sign
 def test_clients_that_never_finish_do_not_keep_the_server():
     body = b'{"stream": true, "messages": [{"role": "user", "content": "Hi"}]}'
     head = (
-        b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+        b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
+        b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n"
     )
     with process(grace_s=1.5, answer="some words\\n" * 1300) as server:
         kept = [
@@ -183,7 +184,10 @@ def test_a_server_that_is_loading_another_model_ends_without_it(tmp_path: Path):
             assert started.stdout is not None
             server = Process(process=started, url=started.stdout.readline().split(" at ")[1].split()[0])
             body = b'{"model": "%s", "prompt": "Hi"}' % other.name.encode()
-            head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d"
+            head = (
+                b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
+                b"Content-Type: application/json\r\nContent-Length: %d"
+            )
             with server.connect(head % len(body) + b"\r\n\r\n" + body):
                 assert started.stdout.readline() == "loading\n"
                 started.send_signal(signal.SIGTERM)

@@ -46,6 +46,7 @@ VALUES: dict[str, tuple[str, object, object]] = {
     "downloads": ("1", True, True),
     "is_tensor_parallel": ("1", True, True),
     "keep_alive_s": ("60", 60, 60.0),
+    "allowed_hosts": ("a.lan b.lan", ["a.lan", "b.lan"], ("a.lan", "b.lan")),
     "cors_origins": ("http://x http://y", ["http://x", "http://y"], ("http://x", "http://y")),
     "max_body_bytes": ("1MB", 1_000_000, 1_000_000),
     "max_connections": ("9", 9, 9),

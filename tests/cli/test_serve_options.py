@@ -34,6 +34,7 @@ OPTIONS: dict[str, tuple[list[str], object]] = {
     "is_pinned": (["--pin"], True),
     "downloads": (["--download"], True),
     "keep_alive_s": (["--keep-alive", "60"], 60.0),
+    "allowed_hosts": (["--allowed-host", "gpu.lan"], ("gpu.lan",)),
     "cors_origins": (["--cors-origin", "http://localhost:3000"], ("http://localhost:3000",)),
     "max_body_bytes": (["--max-body", "1MB"], 1_000_000),
     "max_connections": (["--max-connections", "9"], 9),

@@ -54,7 +54,7 @@ class Replicas:
         app = front_app(settings, respond=self.respond, respond_all=self.respond_all)
 
         async def ask() -> httpx.Response:
-            async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
+            async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
                 return await client.request(method, path, **options)
 
         return asyncio.run(ask())

@@ -14,7 +14,10 @@ _TIMEOUT_S = 120.0
 _CHAT = "/v1/chat/completions"
 _COMPLETIONS = "/v1/completions"
 _HI: list[Any] = [{"role": "user", "content": "Hi"}]
-_HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+_HEAD = (
+    b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
+    b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+)
 
 
 def _chat(**fields: Any) -> tuple[str, bytes]:

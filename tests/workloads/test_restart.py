@@ -171,7 +171,8 @@ def test_a_server_that_is_stopped_writes_what_waits_whatever_clients_do(
     messages: list[Message] = [system(), user(QUESTIONS[0])]
     body = {"model": "any", "max_tokens": 4, "temperature": 0, "messages": messages}
     head = (
-        b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+        b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
+        b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n"
     )
     stream = json.dumps({**body, "max_tokens": 2000, "stream": True, "logprobs": True, "top_logprobs": 20}).encode()
     with started(models["qwen3_5"], tmp_path, "--grace", "600") as (client, process):

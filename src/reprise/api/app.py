@@ -15,7 +15,7 @@ import reprise
 from reprise.api.anthropic import routes as messages
 from reprise.api.anthropic.routes import anthropic_shape
 from reprise.api.http import page
-from reprise.api.http.auth import ApiKeys, Authentication
+from reprise.api.http.auth import ApiKeys, Authentication, PageGuard
 from reprise.api.http.errors import LastResort, Shapes, install_error_handlers
 from reprise.api.native import lookup, overview, pins, prefill, server_routes, tokenize, tree
 from reprise.api.native.prefill import read_warm_file, warm_up
@@ -31,6 +31,7 @@ from reprise.api.watch.event_hub import EventHub
 from reprise.api.watch.ledger import Ledger
 from reprise.api.watch.prometheus import Metrics
 from reprise.api.watch.recording import RecordedCalls, Recorder
+from reprise.api.web_access import WebAccess
 from reprise.api.wire.background import ADDRESS_HEADER, BackgroundAnswers
 from reprise.api.wire.body_reading import BodyLimits, max_body_nbytes
 from reprise.api.wire.context import Context
@@ -68,6 +69,7 @@ def _layers(settings: Settings, *, shapes: Shapes, context: int | None) -> list[
     layers: list[tuple[Any, dict[str, Any]]] = [
         (BodyLimits, {"max_bytes": max_body_nbytes(settings, context), "shapes": shapes}),
         (Authentication, {"keys": ApiKeys(settings.api_keys), "shapes": shapes}),
+        (PageGuard, {"access": WebAccess(settings), "shapes": shapes}),
     ]
     if settings.cors_origins:
         origins = list(settings.cors_origins)

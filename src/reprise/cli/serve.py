@@ -3,6 +3,7 @@
 import os
 
 from reprise.api.http.listening import FirstAnswers, listen
+from reprise.api.web_access import WebAccess
 from reprise.cli.configuration import Configuration, with_options
 from reprise.cli.process_limits import check_process_limits
 from reprise.cli.refuse import refusals
@@ -28,7 +29,7 @@ def serve(configuration: Configuration) -> None:
     with refusals():
         # Before the imports, which take seconds: who comes first is told to wait.
         listener = listen(settings.host, settings.port)
-        first = FirstAnswers(listener)
+        first = FirstAnswers(listener, WebAccess(settings))
         from reprise.cli.engines import run_server  # noqa: PLC0415 (imports MLX)
 
         run_server(settings, listener, first)

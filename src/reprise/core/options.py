@@ -179,6 +179,19 @@ class TextsKind:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HostNamesKind(TextsKind):
+    """Several host names, without scheme and port."""
+
+    metavar: str = "NAME"
+
+    def fault(self, value: tuple[str, ...]) -> str | None:
+        # The named base: `super()` without arguments knows the class from before it had slots.
+        fault = TextsKind.fault(self, value)
+        wrong = next((part for part in value if set(part) & set(":/[]@")), None)
+        return fault if wrong is None else f"must be host names such as gpu.lan, without scheme and port, not {wrong}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AmountKind:
     """A number of bytes with a unit, or a percentage."""
 

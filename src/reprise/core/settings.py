@@ -15,6 +15,7 @@ from reprise.core.options import (
     TEMPLATE,
     WRITTEN_FILE,
     AmountKind,
+    HostNamesKind,
     ModelTablesKind,
     NamedPathsKind,
     NbytesKind,
@@ -128,6 +129,15 @@ class Settings:
     port: Annotated[
         int, _server("port", NumberKind(least=0, most=65535), "Port to listen on. 0 picks a free port and prints it.")
     ] = 8080
+    allowed_hosts: Annotated[
+        tuple[str, ...],
+        _server(
+            "allowed-host",
+            HostNamesKind(),
+            "Also answer requests to this host name, such as a gateway's; * for any. IP addresses, localhost and the "
+            "name in --host are always answered. Repeat the option to allow several.",
+        ),
+    ] = ()
     log_level: Annotated[
         str, _server("log-level", TextKind(choices=LOG_LEVELS), f"Log level: {', '.join(LOG_LEVELS)}.")
     ] = "info"

@@ -1,4 +1,4 @@
-"""API keys: who may use the server, and which namespace is theirs."""
+"""Who may use the server: web pages by host and origin, callers by API key, each key with its namespace."""
 
 import hashlib
 import hmac
@@ -9,6 +9,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from reprise.api.http.errors import Shapes, Unauthorized, error_response, problem_of
 from reprise.api.http.page import PREFIX
+from reprise.api.web_access import WebAccess
+from reprise.core.errors import RepriseError
 
 _OPEN_PATHS = frozenset({"/", "/health", "/health/live", "/health/ready"})
 """What answers without a key: a load balancer has none, and the page asks for one."""
@@ -47,6 +49,24 @@ def key_of(headers: Headers) -> str | None:
     if scheme.lower() == "bearer" and token.strip() != "":
         return token.strip()
     return headers.get("x-api-key")
+
+
+class PageGuard:
+    """A layer around the application that refuses what `WebAccess` does not let a web page do."""
+
+    def __init__(self, app: ASGIApp, *, access: WebAccess, shapes: Shapes) -> None:
+        self._app = app
+        self._access = access
+        self._shapes = shapes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            try:
+                self._access.check_host(scope["headers"])
+            except RepriseError as error:
+                await error_response(problem_of(error), self._shapes.of(scope))(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
 
 
 class Authentication:

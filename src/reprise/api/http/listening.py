@@ -1,7 +1,7 @@
 """The socket that the server listens on, and the responses before the server is up.
 
 The modules of a server (MLX, FastAPI, tokenizers) take seconds to import. The socket is there before them, and a thread
-answers that the model is being loaded. So nothing here imports more than the standard library.
+answers that the model is being loaded. So nothing here imports more than the standard library and the settings.
 """
 
 import errno
@@ -13,6 +13,7 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from reprise.api.web_access import WebAccess, WrongHost
 from reprise.core.errors import RepriseError
 
 _RETRY_S = 2
@@ -74,7 +75,8 @@ class FirstAnswers:
     `/health/live` is a 200: a supervisor need not start the server again. Each connection is closed after its answer.
     """
 
-    def __init__(self, listener: socket.socket) -> None:
+    def __init__(self, listener: socket.socket, access: WebAccess) -> None:
+        self._access = access
         self._begun_s = time.monotonic()
         self._listener = listener
         self._listener.setblocking(False)
@@ -143,10 +145,18 @@ class FirstAnswers:
         visitor.is_answered = True
         visitor.due_s = time.monotonic() + _LINGER_S
         with suppress(OSError):
-            visitor.connection.sendall(first_answer(bytes(visitor.head), seconds=time.monotonic() - self._begun_s))
+            visitor.connection.sendall(self._answer_to(bytes(visitor.head)))
             # What follows is read and dropped: a connection that is closed before has its answer lost.
             visitor.connection.shutdown(socket.SHUT_WR)
         visitor.head.clear()
+
+    def _answer_to(self, head: bytes) -> bytes:
+        lines = (line.partition(b":") for line in head.partition(b"\r\n\r\n")[0].split(b"\r\n")[1:])
+        try:
+            self._access.check_host([(name.strip().lower(), value.strip()) for name, _, value in lines])
+        except WrongHost as error:
+            return first_answer(head, refusal=error)
+        return first_answer(head, seconds=time.monotonic() - self._begun_s)
 
     def _leave(self, visitor: _Visitor) -> None:
         self._selector.unregister(visitor.connection)
@@ -154,28 +164,38 @@ class FirstAnswers:
         visitor.connection.close()
 
 
-def first_answer(head: bytes, *, seconds: float) -> bytes:
-    """The response to a request with this head, `seconds` after the server began to start."""
+def first_answer(head: bytes, *, seconds: float = 0.0, refusal: WrongHost | None = None) -> bytes:
+    """The response to a request with this head: a refusal, or how long ago (`seconds`) the server began to start."""
     parts = head.split(b" ", 2)
     path = parts[1].partition(b"?")[0].decode("latin-1") if len(parts) > 1 else ""
-    status = "200 OK" if path == "/health/live" else "503 Service Unavailable"
-    body = json.dumps(_body(path, seconds)).encode()
+    if refusal is not None:
+        status, body = "421 Misdirected Request", _error(path, str(refusal), status=421, code=refusal.code)
+    else:
+        status = "200 OK" if path == "/health/live" else "503 Service Unavailable"
+        body = _body(path, seconds)
+    content = json.dumps(body).encode()
     lines = (
         f"HTTP/1.1 {status}",
         "Content-Type: application/json",
-        f"Content-Length: {len(body)}",
-        f"Retry-After: {_RETRY_S}",
+        f"Content-Length: {len(content)}",
+        *([f"Retry-After: {_RETRY_S}"] if refusal is None else []),
         "Connection: close",
     )
-    return "\r\n".join((*lines, "", "")).encode() + (b"" if parts[0] == b"HEAD" else body)
+    return "\r\n".join((*lines, "", "")).encode() + (b"" if parts[0] == b"HEAD" else content)
 
 
 def _body(path: str, seconds: float) -> dict[str, object]:
     if path.startswith("/health"):
         return {"status": "loading", "loading": {"seconds": round(seconds, 3), "bytes_read": 0, "bytes_total": 0}}
-    message = f"The server is starting. Try again in {_RETRY_S} s."
+    return _error(path, f"The server is starting. Try again in {_RETRY_S} s.", status=503, code="model_loading")
+
+
+def _error(path: str, message: str, *, status: int, code: str) -> dict[str, object]:
+    """An error in the shape of the API that the path belongs to."""
     if path.startswith("/api/"):
         return {"error": message}
     if path.rstrip("/").endswith(("/messages", "/count_tokens")):
-        return {"type": "error", "error": {"type": "overloaded_error", "message": message}}
-    return {"error": {"message": message, "type": "server_error", "param": None, "code": "model_loading"}}
+        kind = "overloaded_error" if status == 503 else "invalid_request_error"
+        return {"type": "error", "error": {"type": kind, "message": message}}
+    kind = "server_error" if status == 503 else "invalid_request_error"
+    return {"error": {"message": message, "type": kind, "param": None, "code": code}}
