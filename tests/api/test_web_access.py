@@ -1,10 +1,10 @@
 """What a page in a browser may do to a server that its user runs."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import pytest
 
-from reprise.api.web_access import WebAccess, WrongHost
+from reprise.api.web_access import ForeignPage, WebAccess, WrongHost
 from reprise.core.settings import Settings
 from tests.api.servers import MODEL, api
 
@@ -13,7 +13,7 @@ HI = [{"role": "user", "content": "Hi"}]
 URL = "/v1/chat/completions"
 EVIL = "https://evil.example"
 
-ANSWERED = (
+ANSWERED: tuple[list[str], ...] = (
     ["localhost"],
     ["LocalHost:8080"],
     ["localhost.:8080"],
@@ -84,3 +84,74 @@ async def test_a_rebound_name_reaches_nothing(method: str, path: str):
     error = refused.json()["error"]
     assert "--allowed-host" in (error if isinstance(error, str) else error["message"])
     assert ("type" in refused.json()) == (path == "/v1/messages")
+
+
+SERVER = {"host": "127.0.0.1:8080"}
+FOREIGN: tuple[dict[str, str], ...] = (
+    {"origin": EVIL},
+    {"origin": EVIL, "sec-fetch-site": "cross-site"},
+    {"sec-fetch-site": "cross-site"},
+    # Another program's page on this machine.
+    {"origin": "http://127.0.0.1:3000", "sec-fetch-site": "same-site"},
+    {"origin": "http://127.0.0.1:3000"},
+    {"origin": "http://127.0.0.1"},
+    {"origin": "null"},
+    {"origin": ""},
+)
+OWN: tuple[dict[str, str], ...] = (
+    {},
+    {"origin": "http://127.0.0.1:8080"},
+    {"origin": "http://127.0.0.1:8080", "sec-fetch-site": "same-origin"},
+    {"sec-fetch-site": "none"},
+    # A gateway takes TLS away, or names this server itself.
+    {"host": "chat.example", "origin": "https://chat.example"},
+    {"host": "Chat.Example:443", "origin": "https://chat.example"},
+    {"origin": "https://chat.example", "sec-fetch-site": "same-origin"},
+)
+CHANGES = (
+    ("POST", "/v1/models/other/unload"),
+    ("POST", URL),
+    ("DELETE", "/v1/cache"),
+    ("PUT", "/v1/nothing"),
+    ("GET", "/v1/cache/budgets"),
+    ("HEAD", "/v1/cache/budgets"),
+    ("GET", "/v1/cache/tree/search"),
+    ("GET", "/v1/cache/requests/some"),
+    ("GET", "/v1/events"),
+)
+READS = (("GET", "/health"), ("GET", "/v1/models"), ("HEAD", "/"), ("OPTIONS", URL), ("OPTIONS", "/v1/cache/budgets"))
+
+
+def check(headers: Mapping[str, str], *requests: tuple[str, str], origins: tuple[str, ...] = ()) -> None:
+    sent = [(name.encode(), value.encode()) for name, value in {**SERVER, **headers}.items()]
+    access = WebAccess(Settings(model=MODEL, cors_origins=origins))
+    for method, path in requests:
+        access.check_origin(method, path, sent)
+
+
+@pytest.mark.parametrize("headers", FOREIGN)
+def test_a_foreign_page_changes_nothing_and_asks_for_nothing_costly(headers: Mapping[str, str]):
+    check(headers, *READS)
+    for request in CHANGES:
+        with pytest.raises(ForeignPage, match="--cors-origin"):
+            check(headers, request)
+    if headers.get("origin"):
+        check(headers, *CHANGES, origins=("https://other.example", headers["origin"]))
+    check(headers, *CHANGES, origins=("*",))
+
+
+@pytest.mark.parametrize("headers", OWN)
+def test_the_page_and_clients_that_are_none_do_everything(headers: Mapping[str, str]):
+    check(headers, *READS, *CHANGES)
+
+
+def test_an_origin_without_a_host_is_foreign():
+    with pytest.raises(ForeignPage):
+        WebAccess(Settings(model=MODEL)).check_origin("POST", URL, [(b"origin", b"http://127.0.0.1:8080")])
+
+
+@pytest.mark.parametrize("path", ["/v1/cache/budgets", "/cache/budgets", "/v1/v1/cache/budgets"])
+async def test_other_spellings_of_an_address_are_guarded(path: str):
+    async with api() as a:
+        refused = await a.client.get(path, headers={"origin": EVIL})
+    assert (refused.status_code, refused.json()["error"]["code"]) == (403, "foreign_origin")

@@ -16,6 +16,11 @@ Headers = Sequence[tuple[bytes, bytes]]
 """As in ASGI: names in lower case."""
 
 _ANY = "*"
+_READING = frozenset({"GET", "HEAD", "OPTIONS"})
+_COSTLY = ("/v1/cache/", "/v1/events")
+"""What a GET below these paths asks for takes the engine's time, or a thread's: a page of another origin cannot read
+it, and an image's address is enough to ask for it."""
+_DEFAULT_PORTS = {"http": "80", "https": "443"}
 _AUTHORITY = re.compile(r"(?P<host>\[[0-9a-fA-F:.]+(?:%[^\[\]\s]*)?\]|[^\[\]:/@?#\s]+)(?::(?P<port>[0-9]*))?")
 """`host[:port]`, with the brackets of IPv6."""
 _SHOWN = 100
@@ -28,10 +33,18 @@ class WrongHost(RepriseError):
     code = "wrong_host"
 
 
+class ForeignPage(RepriseError):
+    """The request comes from a web page of an origin that the server does not allow."""
+
+    status = 403
+    code = "foreign_origin"
+
+
 class WebAccess:
-    """The rules of one server, by its `--host` and `--allowed-host`."""
+    """The rules of one server, by its `--host`, `--allowed-host` and `--cors-origin`."""
 
     def __init__(self, settings: Settings) -> None:
+        self._origins = frozenset(settings.cors_origins)
         names = [settings.host, *settings.allowed_hosts]
         self._names = frozenset({"localhost", *(_bare(name) for name in names)})
 
@@ -47,12 +60,50 @@ class WebAccess:
                     "or start it with `--allowed-host NAME` if that name is meant to lead here."
                 )
 
+    def check_origin(self, method: str, path: str, headers: Headers) -> None:
+        """Raise ForeignPage for what changes or costs something, if a page of an origin asks that is not allowed."""
+        if method in _READING and not (method != "OPTIONS" and path.startswith(_COSTLY)):
+            return
+        if _ANY in self._origins:
+            return
+        origins = _values(headers, b"origin")
+        if origins and self._origins.issuperset(origins):
+            return
+        # What browsers of today say themselves, also behind a gateway that changes `Host`.
+        sites = _values(headers, b"sec-fetch-site")
+        if sites:
+            is_foreign = not {"same-origin", "none"}.issuperset(sites)
+        else:
+            hosts = _values(headers, b"host")
+            is_foreign = not all(_is_own(origin, hosts) for origin in origins)
+        if is_foreign:
+            page = f"pages of {origins[0][:_SHOWN]!r}" if origins else "pages of other origins"
+            raise ForeignPage(f"This server does not take requests of {page}. --cors-origin allows an origin.")
+
     def _answers_to(self, host: str) -> bool:
         found = _AUTHORITY.fullmatch(host)
         if found is None:
             return False
         name = _bare(found["host"])
         return _ANY in self._names or name in self._names or _is_address(found["host"])
+
+
+def is_from_page(headers: Headers) -> bool:
+    """Whether a browser sends it for a page, as far as it says so: other clients send neither of these headers."""
+    return any(name in (b"origin", b"sec-fetch-site") for name, _ in headers)
+
+
+def _is_own(origin: str, hosts: Sequence[str]) -> bool:
+    """Whether a page's origin is where the request went; a gateway may have taken TLS away."""
+    scheme, _, authority = origin.partition("://")
+    wanted = _place(authority, scheme)
+    return wanted is not None and len(hosts) > 0 and all(_place(host, scheme) == wanted for host in hosts)
+
+
+def _place(authority: str, scheme: str) -> tuple[str, str | None] | None:
+    """Name and port, by default the scheme's."""
+    found = _AUTHORITY.fullmatch(authority)
+    return None if found is None else (_bare(found["host"]), found["port"] or _DEFAULT_PORTS.get(scheme))
 
 
 def _values(headers: Headers, name: bytes) -> list[str]:

@@ -63,6 +63,7 @@ class PageGuard:
         if scope["type"] == "http":
             try:
                 self._access.check_host(scope["headers"])
+                self._access.check_origin(scope["method"], scope["path"], scope["headers"])
             except RepriseError as error:
                 await error_response(problem_of(error), self._shapes.of(scope))(scope, receive, send)
                 return
