@@ -155,3 +155,14 @@ async def test_other_spellings_of_an_address_are_guarded(path: str):
     async with api() as a:
         refused = await a.client.get(path, headers={"origin": EVIL})
     assert (refused.status_code, refused.json()["error"]["code"]) == (403, "foreign_origin")
+
+
+async def test_a_page_that_is_allowed_reads_internal_errors(monkeypatch: pytest.MonkeyPatch):
+    def fail() -> None:
+        raise RuntimeError("planted")
+
+    async with api(settings=Settings(model=MODEL, cors_origins=("https://app.example",))) as a:
+        monkeypatch.setattr(a.service, "status", fail)
+        failed = await a.client.get("/health", headers={"origin": "https://app.example"})
+    assert (failed.status_code, failed.json()["error"]["code"]) == (500, "internal_error")
+    assert failed.headers["access-control-allow-origin"] == "https://app.example"

@@ -70,6 +70,7 @@ def _layers(settings: Settings, *, shapes: Shapes, context: int | None) -> list[
         (BodyLimits, {"max_bytes": max_body_nbytes(settings, context), "shapes": shapes}),
         (Authentication, {"keys": ApiKeys(settings.api_keys), "shapes": shapes}),
         (PageGuard, {"access": WebAccess(settings), "shapes": shapes}),
+        (LastResort, {"shapes": shapes}),
     ]
     if settings.cors_origins:
         origins = list(settings.cors_origins)
@@ -129,7 +130,6 @@ def create_app(service: ChatService, settings: Settings) -> FastAPI:
     context = service.served.context if service.models is None else None
     for layer, options in _layers(settings, shapes=shapes, context=context):
         app.add_middleware(layer, **options)
-    app.add_middleware(LastResort, shapes=shapes)
     app.add_middleware(CanonicalPaths, paths=[route.path for route in ROUTES if isinstance(route, Route)])
     app.add_middleware(Refusals, service=service)
     return app

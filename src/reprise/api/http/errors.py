@@ -199,7 +199,8 @@ def install_error_handlers(app: FastAPI, shapes: Shapes) -> None:
 
 
 class LastResort:
-    """The outermost layer: an exception that nobody handled is logged and answered, and the server goes on."""
+    """A layer: an exception that nobody handled is logged and answered, and the server continues. Inside that of CORS:
+    a page that is allowed to ask can read the answer."""
 
     def __init__(self, app: ASGIApp, *, shapes: Shapes) -> None:
         self._app = app

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from reprise.api.app import protected, shapes_of_apis
-from reprise.api.http.errors import LastResort, Problem, Shapes, error_response
+from reprise.api.http.errors import Problem, Shapes, error_response
 from reprise.api.http.sse import data_line, event_lines, while_connected
 from reprise.cluster.replicas.forwarded import ForwardedRequest
 from reprise.core.errors import ClientGone
@@ -44,7 +44,7 @@ def front_app(settings: Settings, *, respond: Respond, respond_all: RespondAll) 
     """The application in front of the replicas. Keys and lengths of bodies are checked here already."""
     shapes = shapes_of_apis()
     forwarding = Forwarding(respond=respond, respond_all=respond_all, shapes=shapes)
-    return LastResort(protected(forwarding, settings, shapes=shapes, context=settings.max_context), shapes=shapes)
+    return protected(forwarding, settings, shapes=shapes, context=settings.max_context)
 
 
 class Forwarding:
