@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from reprise.core.job import Purpose
-from reprise.core.settings import Settings
 from tests.api.servers import MODEL, api, says
 
 pytestmark = pytest.mark.anyio
@@ -160,12 +159,3 @@ async def test_about_the_model():
     assert missing.status_code == 404
     assert [int(part) for part in version.split(".")] >= [0, 6, 4]
     assert (load["done_reason"], unload["done_reason"], heartbeat.status_code) == ("load", "unload", 200)
-
-
-async def test_a_body_needs_no_type_unless_a_web_page_sends_it():
-    async with api(settings=Settings(model=MODEL)) as a:
-        plain = {"content-type": "application/x-www-form-urlencoded"}
-        content = json.dumps({"messages": HI, "stream": False}).encode()
-        assert (await a.client.post("/api/chat", content=content, headers=plain)).status_code == 200
-        page = await a.client.post("/api/chat", content=content, headers={**plain, "origin": "http://elsewhere"})
-    assert page.status_code == 400

@@ -1,5 +1,6 @@
 """What a page in a browser may do to a server that its user runs."""
 
+import json
 from collections.abc import Mapping, Sequence
 
 import pytest
@@ -155,6 +156,29 @@ async def test_other_spellings_of_an_address_are_guarded(path: str):
     async with api() as a:
         refused = await a.client.get(path, headers={"origin": EVIL})
     assert (refused.status_code, refused.json()["error"]["code"]) == (403, "foreign_origin")
+
+
+@pytest.mark.parametrize("path", [URL, "/v1/messages", "/api/chat"])
+async def test_a_body_needs_no_type_unless_a_web_page_sends_it(path: str):
+    content = json.dumps({"messages": HI, "stream": False, "max_tokens": 4, "options": {"num_predict": 4}}).encode()
+    kinds: tuple[dict[str, str], ...] = (
+        {},
+        {"content-type": "application/x-www-form-urlencoded"},
+        {"content-type": "text/plain"},
+    )
+    async with api(settings=Settings(model=MODEL, cors_origins=("https://app.example",))) as a:
+        own = str(a.client.base_url).rstrip("/")
+        for kind in kinds:
+            assert (await a.client.post(path, content=content, headers=kind)).status_code == 200
+            for page, status in ((EVIL, 403), ("https://app.example", 400), (own, 400)):
+                sent = await a.client.post(path, content=content, headers={**kind, "origin": page})
+                assert sent.status_code == status, (kind, page, sent.text)
+            sent = await a.client.post(path, content=content, headers={**kind, "sec-fetch-site": "same-origin"})
+            assert sent.status_code == 400
+            assert "Content-Type: application/json" in sent.text
+        wrong = await a.client.post(path, content=b"a=b&c=d", headers=kinds[1])
+    assert wrong.status_code == 400
+    assert "not valid JSON" in wrong.text
 
 
 async def test_a_page_that_is_allowed_reads_internal_errors(monkeypatch: pytest.MonkeyPatch):

@@ -1,7 +1,7 @@
 """`/api/chat`, `/api/generate`, `/api/tags`, `/api/show`, `/api/ps`, `/api/version`."""
 
 import hashlib
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator
 from datetime import UTC, datetime
 from typing import Any
 
@@ -31,7 +31,7 @@ from reprise.api.service.reply import Reply
 from reprise.api.service.served import Served
 from reprise.api.service.service import new_request_id
 from reprise.api.wire.background import HEADER
-from reprise.api.wire.body_reading import BodyRoute, api_router
+from reprise.api.wire.body_reading import api_router
 from reprise.api.wire.context import Context, InContext, Namespace
 from reprise.core.backend import WeightsState
 from reprise.core.errors import BadRequest
@@ -47,26 +47,7 @@ class OllamaErrorBody(BaseModel):
     error: str
 
 
-class LooseBodyRoute(BodyRoute):
-    """Takes a body as JSON whatever its type is called, as Ollama does; but from a web page only what names it so.
-
-    A page of another origin may send text without asking the server first.
-    """
-
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        handle = super().get_route_handler()
-
-        async def handle_json(request: Request) -> Response:
-            if "origin" in request.headers:
-                return await handle(request)
-            others = [(name, value) for name, value in request.scope["headers"] if name != b"content-type"]
-            headers = [*others, (b"content-type", b"application/json")]
-            return await handle(Request({**request.scope, "headers": headers}, request.receive))
-
-        return handle_json
-
-
-router = api_router("Ollama", errors=OllamaErrorBody, route_class=LooseBodyRoute)
+router = api_router("Ollama", errors=OllamaErrorBody)
 
 
 @router.post("/api/chat", response_model=None)

@@ -22,6 +22,7 @@ from reprise.api.http.errors import BodyTooLarge, ErrorBody, InvalidJson, Server
 from reprise.api.http.limits import Limits
 from reprise.api.http.off_loop import Stage
 from reprise.api.service.models import answer_when_ready
+from reprise.api.web_access import is_from_page
 from reprise.api.wire.context import MODEL_IN_SCOPE, Context
 from reprise.core.errors import BadRequest
 from reprise.core.json_shape import json_shape
@@ -201,7 +202,11 @@ class _ReadRequest(Request):
 
 
 class BodyRoute(APIRoute):
-    """A route whose JSON body goes through `parse_body`."""
+    """A route whose JSON body goes through `parse_body`.
+
+    Whatever its type is called (curl calls it a form), unless a web page sends it: a page of another origin may send
+    forms and text without asking the server first. `PageGuard` refuses those; this holds without it, too.
+    """
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
@@ -210,6 +215,10 @@ class BodyRoute(APIRoute):
         adapter: TypeAdapter[BaseModel] = TypeAdapter(cast(type[BaseModel], self.body_field.field_info.annotation))
 
         async def handle_read(request: Request) -> Response:
+            if not is_from_page(request.scope["headers"]):
+                others = [(name, value) for name, value in request.scope["headers"] if name != b"content-type"]
+                request.scope["headers"] = [*others, (b"content-type", b"application/json")]
+                request = Request(request.scope, request.receive)  # The headers of the other one may be known already.
             read = _ReadRequest(request.scope, request.receive)
             await _read(request, read, adapter)
             context = cast(Context, request.app.state.context)
@@ -231,11 +240,11 @@ class BodyRoute(APIRoute):
         return handle_read
 
 
-def api_router(tag: str, *, errors: type[BaseModel] = ErrorBody, route_class: type[BodyRoute] = BodyRoute) -> APIRouter:
+def api_router(tag: str, *, errors: type[BaseModel] = ErrorBody) -> APIRouter:
     """The routes of one API, whose errors have this body."""
     return APIRouter(
         tags=[tag],
-        route_class=route_class,
+        route_class=BodyRoute,
         default_response_class=JsonResponse,
         responses={"4XX": {"model": errors}, "5XX": {"model": errors}},
     )
