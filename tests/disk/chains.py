@@ -3,6 +3,7 @@
 import os
 import threading
 from collections.abc import Generator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -111,6 +112,11 @@ def look(cache: DiskCache) -> None:
 
 def position(found: DiskMatch | None) -> int:
     return 0 if found is None else found.position
+
+
+def cleared(future: Future[None]) -> None:
+    """Wait until what was cleared is gone. Raises what prevented that."""
+    future.result(PATIENCE_S)
 
 
 def read_all(cache: DiskCache, found: DiskMatch) -> tuple[list[DiskRecord], Fetch]:

@@ -3,7 +3,6 @@
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator
-from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -22,6 +21,7 @@ from reprise.disk.store.cache import DiskCache
 from tests.disk.chains import (
     PATIENCE_S,
     DirectoryClock,
+    cleared,
     content_of,
     find,
     keys_in,
@@ -532,10 +532,6 @@ def test_a_use_is_shown_once_an_hour_and_for_the_end_of_a_path() -> None:
 
 
 # Clearing.
-
-
-def cleared(future: Future[None]) -> None:
-    future.result(PATIENCE_S)
 
 
 def test_a_namespace_is_cleared_for_all_servers() -> None:

@@ -17,6 +17,7 @@ from reprise.disk.store.cache import DiskCache
 from tests.disk.chains import (
     PATIENCE_S,
     all_files,
+    cleared,
     content_of,
     find,
     opened,
@@ -166,7 +167,7 @@ def test_a_cancelled_fetch_gives_nothing_and_holds_nothing(tmp_path: Path) -> No
         fetch.cancel()
         fetch.cancel()
         assert fetch.is_done and fetch.take() == [] and not fetch.failed
-        cache.clear(None)
+        cleared(cache.clear(None))
         cache.check()
         assert cache.stats().num_files == 0
 

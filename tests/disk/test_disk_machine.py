@@ -15,6 +15,7 @@ from tests.disk.chains import (
     PATIENCE_S,
     DirectoryClock,
     all_files,
+    cleared,
     content_of,
     damage,
     find,
@@ -143,7 +144,7 @@ class DiskMachine(RuleBasedStateMachine):
 
     @rule(namespace=st.sampled_from(["", "other", None]))
     def it_is_cleared(self, namespace: str | None) -> None:
-        self.cache.clear(namespace)
+        cleared(self.cache.clear(namespace))
         for key in [key for key, (piece, _) in self.put.items() if namespace in (None, piece.namespace)]:
             self.lose(key)
         assert self.cache.flush(PATIENCE_S)

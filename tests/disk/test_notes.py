@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.disk.chains import all_files, opened, put_path
+from tests.disk.chains import all_files, cleared, opened, put_path
 
 CHAT = list(range(40))
 
@@ -28,9 +28,9 @@ def test_a_note_is_read_by_the_next_process_and_goes_with_its_namespace(tmp_path
         cache.check()
         assert (cache.read_note("a"), cache.read_note("b"), other.read_note("a")) == ("second é", "of b", None)
         assert cache.stats().num_quarantined == 0
-        cache.clear("a")
+        cleared(cache.clear("a"))
         assert cache.read_note("a") is None and len(notes(tmp_path)) == 1
-        cache.clear(None)
+        cleared(cache.clear(None))
         assert notes(tmp_path) == []
         cache.check()
 

@@ -19,6 +19,7 @@ from tests.disk.chains import (
     PATIENCE_S,
     DirectoryClock,
     all_files,
+    cleared,
     content_of,
     damage,
     find,
@@ -93,7 +94,7 @@ class SharedDirectory:
         elif verb == "look":
             look(cache)
         elif verb == "clear":
-            cache.clear("")
+            cleared(cache.clear(""))
         elif verb == "restart":
             cache.close(PATIENCE_S)
             self.caches[number] = self.open()
@@ -212,7 +213,7 @@ def test_what_another_removes_while_it_is_to_be_read_is_a_miss(tmp_path: Path) -
         look(b)
         found = find(b, CHAT)
         assert found is not None
-        a.clear("")
+        cleared(a.clear(""))
         taken, fetch = read_all(b, found)
         assert taken == [] and fetch.failed and find(b, CHAT) is None
         assert b.stats().num_errors == b.stats().num_quarantined == 0

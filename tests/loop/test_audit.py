@@ -21,7 +21,7 @@ from reprise.engine.states.payloads import PackedSegment, Snapshot
 from reprise.engine.states.sequence_batch import SequenceBatch
 from reprise.loop.worker import Worker
 from reprise.memory import Account
-from tests.loop.driving import DrivenEngine
+from tests.loop.driving import PATIENCE_S, DrivenEngine
 from tests.loop.restarts import Restarts
 from tests.loop.test_drafts import make_passes_free
 from tests.loop.test_repeats import JOBS, prompt_of, sampled
@@ -137,6 +137,8 @@ def test_what_the_disk_gives_back_wrong_is_found_and_removed(start: Restarts, mo
     assert engine.run([*prompt, 5, 6]).end.outcome.num_loaded > 0
     assert audited(engine, 1).num_different == 1
     monkeypatch.undo()
+    # The audit waits for no file; another clear is after it.
+    engine.loop.clear("another").result(PATIENCE_S)
     assert not list(Path(start.directory).rglob("*.kv"))
 
 

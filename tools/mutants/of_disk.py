@@ -433,18 +433,18 @@ DISK_MUTANTS = (
         _BUCKET,
     ),
     _mutant(
-        "DiskCache.find",
+        "DiskCache._is_unreadable",
         "a store that is unavailable is asked for each prompt",
         "self._store.is_unavailable",
         "False",
         _BUCKET,
     ),
     _mutant(
-        "DiskCache.clear_root",
-        "what is being cleared from a bucket is still found",
-        "self._store.drop(root)",
+        "FolderWatcher.clear",
+        "what is being cleared is still found",
+        "self._store.hide(root)",
         "",
-        _BUCKET,
+        _CLEAR,
     ),
     _mutant(
         "ModelBucket.prepare",

@@ -106,8 +106,8 @@ RANK_MUTANTS = (
     _mutant(
         "ShardKeeper.clear",
         "a clear leaves the parts of other ranks",
-        "self.disk.clear_root(root)",
-        "pass",
+        "self.disk.clear_root(root).add_done_callback(lambda _: self._answer(number, ''))",
+        "self._answer(number, '')",
         _DISK,
     ),
     _mutant(

@@ -137,7 +137,7 @@ class LoadFailed(RepriseError):
 
 
 class CacheNotCleared(RepriseError):
-    """An object store did not remove the cleared records; they are not used any more."""
+    """Not all cleared records could be removed from the disk; they are not used any more."""
 
     status = 503
     code = "cache_not_cleared"

@@ -28,7 +28,7 @@ _LAST_FLUSH_S = 20.0
 class DiskTier:
     """Reads ahead of admissions and writes behind commits. With `disk` None every method is a no-op.
 
-    Used on the engine thread, which waits for files only in `clear` and `close`; methods marked thread-safe may be
+    Used on the engine thread, which waits for files only in `close`; methods marked thread-safe may be
     called on any thread.
     """
 

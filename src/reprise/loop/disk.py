@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from concurrent.futures import Future
 from pathlib import Path
-from threading import Lock
 
 from reprise.core.errors import DiskUnusable
 from reprise.core.kinds import Footprint
@@ -30,26 +27,6 @@ block on average, is written again for each tail record."""
 
 _READ_AHEAD_NBYTES = 64 << 20
 """Limit of what was read and not decoded yet, which is not part of the budget."""
-
-
-def all_cleared(parts: Sequence[Future[None]]) -> Future[None] | None:
-    """When all of these are done, with the first of their errors; None: there are none."""
-    if len(parts) <= 1:
-        return parts[0] if parts else None
-    done: Future[None] = Future()
-    left, lock = set(map(id, parts)), Lock()
-
-    def note(part: Future[None]) -> None:
-        with lock:
-            left.discard(id(part))
-            is_last = not left and done.set_running_or_notify_cancel()
-        if is_last:
-            error = next((error for each in parts if (error := each.exception()) is not None), None)
-            done.set_result(None) if error is None else done.set_exception(error)
-
-    for part in parts:
-        part.add_done_callback(note)
-    return done
 
 
 def open_disk(

@@ -211,7 +211,9 @@ class EngineLoop:
         self._gate.enter(job, sink)
         arrived_s = time.monotonic()
         self._thread.call(lambda: self._arrive(job, sink, arrived_s))
-        self._check_alive()
+        # Asked again after queueing: either the thread finds the job when it ends, or this finds that it has ended.
+        if self._thread.failure is not None and self._gate.ended(job.id):
+            raise self._thread.failure
 
     def cancel(self, job_id: str) -> bool:
         if not self._gate.is_inside(job_id):
@@ -247,10 +249,9 @@ class EngineLoop:
         done: Future[None] = Future()
 
         def follow(asked: Future[Future[None] | None]) -> None:
-            if (error := asked.exception()) is not None:
-                done.set_exception(error)
-            elif (removed := asked.result()) is None:
-                done.set_result(None)
+            removed = None if asked.exception() is not None else asked.result()
+            if removed is None:
+                _pass_on(asked, done)
             else:
                 removed.add_done_callback(lambda removed: _pass_on(removed, done))
 
@@ -355,13 +356,11 @@ class EngineLoop:
             self._pending.add(answer)
             answer.add_done_callback(self._pending.discard)
             self._thread.call(command)
-        self._check_alive()
-        return answer
-
-    def _check_alive(self) -> None:
-        """Fail what was just queued if the thread has ended. Called after queueing: one of the two sees the other."""
+        # As in `submit`.
         if self._thread.failure is not None:
-            self.fail_waiting(self._thread.failure)
+            with suppress(InvalidStateError):
+                answer.set_exception(self._thread.failure)
+        return answer
 
     def _answer(self, question: Callable[[Worker], T], answer: Future[T]) -> None:
         if not answer.set_running_or_notify_cancel():
@@ -705,17 +704,14 @@ def _resolve(answer: Future[T], result: T) -> None:
         answer.set_result(result)
 
 
-def _pass_on(removed: Future[None], done: Future[None]) -> None:
-    """Pass the result of removing records from an object store on to the caller's future."""
-    error = removed.exception()
-    if error is None:
-        done.set_result(None)
-    elif isinstance(error, OSError):
-        done.set_exception(
-            CacheNotCleared(
-                f"The memory is cleared, but the object store could not remove its copies ({error.strerror}). They are "
-                "no longer used and will be removed when it responds. If the server stops before that, clear again."
-            )
+def _pass_on(cleared: Future[Any], done: Future[None]) -> None:
+    """Resolve the caller's future of a clear as the step did that it waits for."""
+    error = cleared.exception()
+    if isinstance(error, OSError):
+        error = CacheNotCleared(
+            f"The memory is cleared, but not all copies on disk could be removed ({error.strerror}). They are not "
+            "used any more. Clear again before the server stops, or they may be found after it."
         )
-    else:
-        done.set_exception(error)
+    # The engine thread may have ended meanwhile.
+    with suppress(InvalidStateError):
+        done.set_result(None) if error is None else done.set_exception(error)

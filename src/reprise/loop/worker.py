@@ -22,6 +22,7 @@ from reprise.core.events import Event, FinishReason, Progress, Started
 from reprise.core.job import Job, Purpose
 from reprise.core.settings import Settings
 from reprise.core.tokens import as_tokens, join_tokens
+from reprise.disk.store.cache import all_done
 from reprise.disk.tier import DiskTier
 from reprise.drafts.drafter import EARLIER_TOKENS
 from reprise.engine import memory as device_memory
@@ -31,7 +32,7 @@ from reprise.engine.running.records import RecordEncoder
 from reprise.engine.running.runner import SHARES_FROM, Runner, TokenFailure, TokenResult
 from reprise.loop.admission import Gate
 from reprise.loop.audit import Audit
-from reprise.loop.disk import all_cleared, open_disk
+from reprise.loop.disk import open_disk
 from reprise.loop.draft_model import DraftModel
 from reprise.loop.executor import Executor, make_drafts
 from reprise.loop.preemption import Preemption
@@ -537,10 +538,13 @@ class Worker:
         return speed.prefill_s(start, stop) if speed.by_depth else None
 
     def clear_cache(self, namespace: str | None = None, *, owner: str | None = None) -> Future[None] | None:
-        """Drop what no running request uses, from memory and disk: of one namespace, or of all.
+        """Drop what no running request uses, from memory and disk: of one namespace, or of all. Ends its settling jobs.
 
         Where an `owner` is named, what others have pinned stays in memory. Gives when all of it has gone from the disk.
         """
+        for request in list(self.requests.values()):
+            if request.is_settle and namespace in (None, request.namespace):
+                self.cancel(request.id)
         cleared = [self.disk.clear(namespace)]
         if self.drafts is not None:
             self.drafts.clear(namespace)
@@ -548,7 +552,8 @@ class Worker:
             cleared.append(self.draft_model.clear(namespace, owner=owner))
         self.cache.clear(namespace, owner=owner)
         device_memory.give_back()
-        return all_cleared([each for each in cleared if each is not None])
+        files = [each for each in cleared if each is not None]
+        return all_done(files) if files else None
 
     def load(self, loaded: LoadedModel, draft_model: LoadedModel | None = None) -> None:
         """Use these weights, after an `unload`."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from threading import Lock
 
 from reprise.core.backend import Backend
-from reprise.core.errors import BadRequest, QueueFull, ShuttingDown
+from reprise.core.errors import RepriseError
 from reprise.core.events import Event, Finished, FinishReason, Progress, Started
 from reprise.core.job import Job, Purpose
 from reprise.core.prompt import Prompt
@@ -108,7 +108,7 @@ class Settling:
     def _submit(self, settle: _Settle) -> None:
         try:
             self._backend.submit(replace(settle.job, id=_job_id(settle)), self._listener(settle))
-        except (QueueFull, ShuttingDown, BadRequest) as error:
+        except RepriseError as error:
             log.debug("%s: not settled: %s", settle.job.id, error)
         else:
             self._settles.append(settle)

@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 class ShardKeeper:
     """A rank's parts of records, kept as rank 0 says.
 
-    Called on the thread that runs rank 0's operations, which waits for files only in `clear` and `close`.
+    Called on the thread that runs rank 0's operations, which waits for files only in `close`.
     """
 
     def __init__(self, disk: DiskCache, answer: Callable[[int, str | None], None]) -> None:
@@ -73,9 +73,8 @@ class ShardKeeper:
         self._tasks.put(lambda: self.disk.remove(keys))
 
     def clear(self, number: int, root: bytes | None) -> None:
-        """Remove everything that hangs on `root` (None: everything of the model), and answer."""
-        self.disk.clear_root(root)
-        self._answer(number, "")
+        """Remove everything that hangs on `root` (None: everything of the model), and answer when it is gone."""
+        self.disk.clear_root(root).add_done_callback(lambda _: self._answer(number, ""))
 
     def close(self, timeout_s: float) -> None:
         """Write what is queued, as far as time allows."""

@@ -1,7 +1,7 @@
 """Records by key in a size-limited directory that survives restarts and can be shared by servers.
 
-The caller's thread does no file I/O except in opening, `clear`, `flush`, `close` and the notes; a writer, a reader and
-a watcher thread do the rest.
+The caller's thread does no file I/O except in opening, `flush`, `close` and the notes; a writer, a reader and a watcher
+thread do the rest.
 """
 
 import logging
@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from threading import Thread
+from threading import Lock, Thread
 
 import numpy as np
 
@@ -124,14 +124,14 @@ class DiskCache:
     def find(self, tokens: Tokens, *, namespace: str, limit: int) -> DiskMatch | None:
         """The largest position ≤ `limit` that can be resumed from disk, or None."""
         with self._store.changed:
-            if self._store.is_unavailable:
+            if self._is_unreadable(namespace):
                 return None
             return self._store.index.find(tokens, root=self.root(namespace), namespace=namespace, limit=limit)
 
     def common_length(self, tokens: Tokens, *, namespace: str) -> int:
         """How far the tokens agree with a path on disk, resumable there or not."""
         with self._store.changed:
-            if self._store.is_unavailable:
+            if self._is_unreadable(namespace):
                 return 0
             return self._store.index.common_length(tokens, root=self.root(namespace))
 
@@ -147,13 +147,14 @@ class DiskCache:
         The parent of a first record is `root(namespace)`.
         """
         with self._store.changed:
-            entries = self._store.index.runs(self.root(namespace))
+            entries = self._store.index.runs(self._findable_root(namespace))
         return [(entry.key, entry.parent, as_tokens(np.frombuffer(entry.tokens, dtype=np.int32))) for entry in entries]
 
     def tree(self, namespace: str) -> DiskTree:
         """The records of a namespace as a tree, memoized until something changes. Thread-safe."""
-        root, store = self.root(namespace), self._store
+        store = self._store
         with store.changed:
+            root = self._findable_root(namespace)
             at = (root, store.index.num_changes)
             if self._drawn is not None and self._drawn[0] == at:
                 return self._drawn[1]
@@ -164,8 +165,9 @@ class DiskCache:
 
     def newest_texts(self, namespace: str, *, most: int) -> list[StoredText] | None:
         """About `most` tokens of a namespace: see `DiskIndex.newest_texts`. None: it is not known yet what is there."""
-        root, store = self.root(namespace), self._store
+        store = self._store
         with store.changed:
+            root = self._findable_root(namespace)
             if store.is_unavailable or store.directory.has_unread or not self._watcher.has_connected:
                 return None
             return store.index.newest_texts(root, most=most, most_leaves=_MOST_PATHS)
@@ -173,12 +175,18 @@ class DiskCache:
     def path_tokens(self, namespace: str, key: bytes, span: Span) -> Tokens | None:
         """The tokens of a span of the path to a record, or None if the record is gone. Thread-safe."""
         with self._store.changed:
-            found = self._store.index.path_tokens(key, span, root=self.root(namespace))
+            found = self._store.index.path_tokens(key, span, root=self._findable_root(namespace))
         return None if found is None else as_tokens(np.frombuffer(found, dtype=np.int32))
 
     def start(self, namespace: str) -> DiskCursor:
         """A cursor at the root of a namespace, for `follow`."""
-        return DiskCursor(parent=self.root(namespace))
+        with self._store.changed:
+            return DiskCursor(parent=self._findable_root(namespace))
+
+    def _findable_root(self, namespace: str) -> bytes:
+        """Its root key, or one on which nothing hangs while it is being cleared. The caller holds `changed`."""
+        root = self.root(namespace)
+        return b"" if self._store.is_hidden(root) else root
 
     def follow(
         self, cursor: DiskCursor, tokens: Tokens, ends: Collection[int]
@@ -190,7 +198,7 @@ class DiskCache:
     def can_take(self, nbytes: int) -> bool:
         """Whether `put` would accept a record of `nbytes` now."""
         with self._store.changed:
-            return self._writer.has_room(nbytes)
+            return self._writer.has_room(nbytes) and not self._store.is_clearing
 
     def is_paused(self) -> bool:
         """Whether writing is suspended after a failed write."""
@@ -220,28 +228,32 @@ class DiskCache:
     def read_note(self, namespace: str) -> str | None:
         """The text of the last `keep_note`, of this process or an earlier one, or None."""
         # A note in a store that is unavailable would be waited for.
-        return None if self._store.is_unavailable else self._store.read_note(self.root(namespace))
+        return None if self._is_unreadable(namespace) else self._store.read_note(self.root(namespace))
+
+    def _is_unreadable(self, namespace: str) -> bool:
+        return self._store.is_unavailable or self._store.is_hidden(self.root(namespace))
 
     def keep_note(self, namespace: str, text: str) -> None:
         """Store a text until the namespace is cleared. Logs a warning if it cannot be written."""
-        if self._store.is_unavailable:
+        if self._is_unreadable(namespace):
             return
         try:
             self._store.write_note(self.root(namespace), text.encode())
         except OSError as error:
             log.warning("Cannot write a note to the disk cache: %s", error)
 
-    # Changes. Other threads do the I/O, except for `clear`.
+    # Changes. Other threads do the I/O.
 
     def put(self, record: DiskRecord) -> bool:
         """Queue a record for writing; returns whether it was queued.
 
-        Refused: a record that is present or queued, one whose parent is neither, and what `can_take` refuses. A suspect
+        Refused: a record that is present or queued, one whose parent is neither, one of a namespace that is being
+        cleared, and what `can_take` refuses. A suspect
         record is queued, and rewritten if its file does not verify.
         """
         key, parent, store, queue = record.key, record.parent, self._store, self._writer.queue
         with store.changed:
-            if store.index.has(key) or key in queue:
+            if store.index.has(key) or key in queue or store.is_hidden(record.root):
                 return False
             if parent != record.root and parent not in store.index.entries and parent not in queue:
                 return False
@@ -313,29 +325,20 @@ class DiskCache:
     def clear(self, namespace: str | None) -> Future[None]:
         """Remove all files of a namespace (None: of this model); nothing of it is found any more when this returns.
 
-        The future is done when the files are removed: at once from a directory, later from a bucket (OSError: it cannot
-        be reached, and they are removed when it answers again). Includes files whose namespace is unknown: this model's
+        The future is done when the files are removed, by another thread (OSError: not all could be; those in a bucket
+        are removed when it answers again). Includes files whose namespace is unknown: this model's
         quarantined files and those of other versions.
         """
         root = self.root(namespace) if namespace is not None else None
         cleared = self.clear_root(root)
-        return cleared if self._elsewhere is None else self._elsewhere.clear(root)
+        return cleared if self._elsewhere is None else all_done([cleared, self._elsewhere.clear(root)])
 
     def clear_root(self, root: bytes | None) -> Future[None]:
         """`clear` by the root key of a namespace."""
-        if self.directory.is_remote:
-            with self._store.changed:
-                self._writer.drop(lambda record: root in (None, record.root))
-                self._store.drop(root)
-                return self._watcher.clear(root)
-        # A record being written right now is dropped from the queue, so the writer does not publish it.
-        with self.directory.names:
-            with self._store.changed:
-                self._writer.drop(lambda record: root in (None, record.root))
-            self._store.clear(root)
-        cleared: Future[None] = Future()
-        cleared.set_result(None)
-        return cleared
+        with self._store.changed:
+            # A record being written right now is dropped from the queue, so the writer does not publish it.
+            self._writer.drop(lambda record: root in (None, record.root))
+            return self._watcher.clear(root)
 
     # Shutdown and self-check.
 
@@ -366,6 +369,24 @@ class DiskCache:
             assert not self._store.held, "records stay held though nothing fetches them"
             assert sum(record.nbytes for record in self._writer.queue.values()) == self._writer.queued_nbytes
         self._store.check()
+
+
+def all_done(parts: Sequence[Future[None]]) -> Future[None]:
+    """Done when all of these are, with the first of their errors."""
+    done: Future[None] = Future()
+    left, lock = set(map(id, parts)), Lock()
+
+    def note(part: Future[None]) -> None:
+        with lock:
+            left.discard(id(part))
+            is_last = not left and done.set_running_or_notify_cancel()
+        if is_last:
+            error = next((error for each in parts if (error := each.exception()) is not None), None)
+            done.set_result(None) if error is None else done.set_exception(error)
+
+    for part in parts:
+        part.add_done_callback(note)
+    return done
 
 
 def _folder(directory: Path | ObjectBucket, fingerprint: str, elsewhere: PartsElsewhere | None) -> ModelFolder:

@@ -78,8 +78,8 @@ class RecordStore:
         """Why nothing is written for now; None: it is."""
         self._unread: bytes | None = None
         """The record that could not be read, with which that is tried again."""
-        self._uncleared: set[bytes | None] = set()
-        """Roots whose records are not to be found any more, and are still there."""
+        self._hidden: set[bytes | None] = set()
+        """Roots that are being cleared (None: all): their records are not to be found any more, and are still there."""
         self._others = directory.around
         self._unfinished_nbytes = 0
         if directory.is_remote:
@@ -135,7 +135,7 @@ class RecordStore:
         self.renew_lease()
         self.scan(is_first=True)
         with self.changed:
-            left = sorted(self._uncleared, key=lambda root: root is not None)
+            left = sorted(self._hidden, key=lambda root: root is not None)
             unread = self._unread if self._unread in self.index.entries else None
         for root in left:
             self.clear(root)
@@ -271,7 +271,8 @@ class RecordStore:
     def read(self, key: bytes) -> DiskRecord | None:
         """The record, verified, or None if it is missing or damaged; a damaged file is quarantined."""
         with self.changed:
-            if key not in self.index.entries:
+            entry = self.index.entries.get(key)
+            if entry is None or self.is_hidden(entry.root):
                 return None
             started = self.link.begin(time.monotonic())
         record: DiskRecord | None = None
@@ -316,14 +317,17 @@ class RecordStore:
 
     def forget_missing(self, key: bytes) -> None:
         """Forget a record whose file was removed, or all records if the folder was."""
-        with self.directory.names, self.changed:
-            if not self.directory.has_folder():
-                self.index.remove_all()
+        with self.directory.names:
+            has_folder = self.directory.has_folder()
             # Unless it was evicted and rewritten since.
-            elif key in self.index.entries and not self.directory.is_there(self.directory.path_of(key)):
-                self.index.remove(key)
-                # Its parent has another time of use, which the writer writes.
-                self.changed.notify_all()
+            is_there = has_folder and self.directory.is_there(self.directory.path_of(key))
+            with self.changed:
+                if not has_folder:
+                    self.index.remove_all()
+                elif key in self.index.entries and not is_there:
+                    self.index.remove(key)
+                    # Its parent has another time of use, which the writer writes.
+                    self.changed.notify_all()
 
     def _drop_damaged(self, key: bytes, reason: str) -> None:
         """Remove the record from the index and quarantine its file."""
@@ -581,11 +585,11 @@ class RecordStore:
     # Clearing.
 
     def clear(self, root: bytes | None) -> None:
-        """Remove all records of `root` (None: of this model), from the index first and then from disk.
+        """Remove all records of `root` (None: of this model), from the index first and then from disk, and end `hide`.
 
         Also removes this model's quarantined files and those of other versions, whose root is unknown. The caller has
-        made sure that a record being written is no longer wanted. Raises OSError if a remote store fails: the rest is
-        no longer in the index, and is removed when the store answers again.
+        made sure that a record being written is no longer wanted. Raises OSError if something is still there: it is not
+        found any more, and in a remote store it stays hidden and is removed when the store answers again.
         """
         with self.directory.names:
             self._clear(root)
@@ -597,8 +601,8 @@ class RecordStore:
             self._note_left(error)
             if self.directory.is_remote:
                 raise
+        left: OSError | None = None
         with self.changed:
-            self._uncleared.discard(root)
             # Parents first: after a crash halfway their descendants are unreachable.
             entries = [self.index.remove(key) for key in self.index.keys_of(root)]
             gone = [file for file in self.index.unusable.values() if root is None or file.root in (None, root)]
@@ -610,24 +614,36 @@ class RecordStore:
             try:
                 self.directory.remove_all([file.info.path for file in some])
             except OSError as error:
+                left = error
                 self._note_left(error)
                 with self.changed:
                     for file in some:
                         self.index.add_unusable(file)
-                    if self.directory.is_remote:
-                        self._uncleared.add(root)
                 if self.directory.is_remote:
                     raise
         try:
             self.directory.clear_quarantine()
         except OSError as error:
+            left = error
             self._note_left(error)
+        with self.changed:
+            self._hidden.discard(root)
+        if left is not None:
+            raise left
 
-    def drop(self, root: bytes | None) -> None:
-        """Find nothing more that hangs on `root` (None: on any), until it is cleared. The caller holds `changed`."""
-        for entry in [self.index.remove(key) for key in self.index.keys_of(root)]:
-            self.index.add_unusable(self._unfindable(entry))
-        self._uncleared.add(root)
+    # These need `changed` held.
+
+    def hide(self, root: bytes | None) -> None:
+        """Find nothing more that hangs on `root` (None: on any), until it is cleared. O(1)."""
+        self._hidden.add(root)
+
+    def is_hidden(self, root: bytes) -> bool:
+        return root in self._hidden or None in self._hidden
+
+    @property
+    def is_clearing(self) -> bool:
+        """Whether any root is hidden."""
+        return len(self._hidden) > 0
 
     def _unfindable(self, entry: IndexEntry) -> UnusableFile:
         info = FileInfo(path=self.directory.path_of(entry.key), nbytes=entry.file_nbytes, mtime_ns=0)

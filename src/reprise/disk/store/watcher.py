@@ -1,4 +1,4 @@
-"""The thread that scans for other servers' changes, renews this server's lease, and clears a remote store."""
+"""The thread that scans for other servers' changes, renews this server's lease, and clears."""
 
 import logging
 import random
@@ -56,12 +56,14 @@ class FolderWatcher:
             return self._num_ended >= number
 
     def clear(self, root: bytes | None) -> Future[None]:
-        """Remove what hangs on `root` (None: everything of this model) from a remote store, soon.
+        """Hide what hangs on `root` (None: everything of this model) now, and remove it soon.
 
-        The caller holds `changed`. The future raises OSError if it could not be done, and then it is tried again.
+        The caller holds `changed`. The future raises OSError if something could not be removed; in a remote store that
+        is tried again.
         """
         cleared: Future[None] = Future()
         cleared.set_running_or_notify_cancel()
+        self._store.hide(root)
         self._clears.append((root, cleared))
         self._store.changed.notify_all()
         return cleared
@@ -77,8 +79,12 @@ class FolderWatcher:
                 if not is_closing:
                     self._num_begun += 1
             if is_closing:
-                for _, cleared in clears:
-                    cleared.set_exception(BucketUnavailable("the server is shutting down"))
+                for root, cleared in clears:
+                    if self._is_remote:
+                        cleared.set_exception(BucketUnavailable("the server is shutting down"))
+                    else:
+                        # Or it would be found again after a restart.
+                        self._clear(root, cleared)
                 return
             for root, cleared in clears:
                 self._clear(root, cleared)
@@ -140,8 +146,9 @@ class FolderWatcher:
         try:
             self._store.clear(root)
         except OSError as error:
-            with self._store.changed:
-                self._store.note_unavailable(error)
+            if self._is_remote:
+                with self._store.changed:
+                    self._store.note_unavailable(error)
             cleared.set_exception(error)
         except Exception as error:
             log.exception("cannot clear the disk cache")
