@@ -240,7 +240,7 @@ CHAT_MUTANTS = (
         ("tests/chat/test_compaction.py",),
     ),
     _mutant(
-        "_words_at",
+        "words_at",
         "an answer that says what it thought is found where it is said again",
         "next(ends, within.stop)",
         "within.stop",

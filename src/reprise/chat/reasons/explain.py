@@ -3,16 +3,17 @@
 Then what kind of change it was: from that part, the messages before and now, and the text on both sides.
 """
 
+import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from reprise.chat.message_format import joined_text
 from reprise.chat.reasons.volatile_prefix import moments_in, touches_clock, touches_date
-from reprise.chat.request import Message
+from reprise.chat.request import ChatRequest, Message
 from reprise.chat.templates.probe_turns import head_length, last_user_at
-from reprise.chat.templates.rendered import PartKind, PromptPart, Rendered
+from reprise.chat.templates.rendered import PartKind, PromptPart, Rendered, words_at
 from reprise.chat.text_model import TextModel
 from reprise.core.outcome import Outcome, Reason
 from reprise.core.tokens import Span, Tokens, common_prefix
@@ -23,15 +24,24 @@ _NUM_SHOWN = 32
 _NUM_AROUND = 24
 """Characters before a divergence that are looked at for a date or a changing value."""
 
+_WORD = re.compile(r"\w+")
 _RANDOM = re.compile(r"[0-9A-Za-z_+/=-]{4,}")
 _CHANNEL_OF_THINKING = "<|channel|>analysis"
-_EARLY_TOKENS = 16
-"""What agrees for fewer tokens than this agrees by the template's own words, not by the chat's."""
+_NUM_WORDS_ALIKE = 3
+"""Texts are compared by runs of so many words: single words stand in any two texts."""
+_MANY_ALIKE = 24
+"""Requests of different chats are of one program if they share this many runs of words before their chats begin."""
+_NUM_COMPARED = 1 << 14
+"""Characters of a message that are compared."""
+_MOST_COMPARED = 8
+"""Messages that are compared."""
+_HALF_A_TEXT, _MUCH_TEXT = 100, 400
+"""Characters that half of a message, or several beginnings together, have to have to count as shared."""
 
 ADVICE = {
     Reason.NOTHING_NEW: "",
     Reason.NEW_TOKENS: "",
-    Reason.COLD: "No earlier request was similar: the first request computes everything.",
+    Reason.COLD: "Nothing that is stored begins with words of this prompt: a first request computes everything.",
     Reason.CACHE_OFF: "Start the server without --no-prefix-cache.",
     Reason.SYSTEM_CHANGED: "Keep the system prompt the same throughout; put what changes at the end of the chat.",
     Reason.TOOLS_CHANGED: "Send the same tools in the same order with every request of a chat.",
@@ -112,8 +122,8 @@ class Divergence:
     actual_text: str
 
 
-def explain(rendered: Rendered, outcome: Outcome, *, previous: Rendered | None, text_model: TextModel) -> Explanation:
-    """The explanation of a request with this outcome; `previous` is the rendering of an earlier request of its chat.
+def explain(rendered: Rendered, outcome: Outcome, *, earlier: Iterable[Rendered], text_model: TextModel) -> Explanation:
+    """The explanation of a request with this outcome. `earlier`: what it may continue, the likeliest first.
 
     The computed tokens are ``[reused, matched)``, for which the state was missing, ``[matched, known)``, which the
     previous request had and the cache has not, and ``[known, prompt)``, where the prompt is another.
@@ -125,6 +135,7 @@ def explain(rendered: Rendered, outcome: Outcome, *, previous: Rendered | None, 
     reused, matched = outcome.num_reused, max(outcome.num_reused, outcome.num_matched)
     if reused >= length - 1:
         return _of((ComputedSpan(span=Span(min(reused, length), length), reason=Reason.NOTHING_NEW),))
+    previous = next((each for each in earlier if is_continued(each.request, rendered.request)), None)
     shared = 0 if previous is None else common_prefix(previous.prompt.tokens, tokens)
     # Where the earlier prompt is not known, what was evicted is what the cache takes for its path.
     evicted = matched + outcome.num_evicted
@@ -138,8 +149,8 @@ def explain(rendered: Rendered, outcome: Outcome, *, previous: Rendered | None, 
         ComputedSpan(span=Span(evicted, known), reason=absent),
     ]
     divergence = _divergence(rendered, outcome, previous, known=known, shared=shared, text_model=text_model)
-    if divergence is None:
-        fresh = Reason.COLD if known == 0 else Reason.NEW_TOKENS
+    if divergence is None or (divergence.previous is None and not _shares_words(divergence)):
+        fresh = Reason.COLD if known == 0 or divergence is not None else Reason.NEW_TOKENS
         if known >= length - 1:
             fresh = Reason.NOTHING_NEW
         accounts.append(ComputedSpan(span=Span(known, length), reason=fresh))
@@ -219,10 +230,7 @@ def classify(divergence: Divergence, text_model: TextModel) -> Reason:
     role = "assistant" if _is_behind_an_empty_answer(divergence) else part.role
     if role == "assistant" and _is_thinking_lost(divergence, text_model) and not _is_edited(divergence):
         return Reason.THINKING_STRIPPED
-    reason = _classify_message(divergence, part.index, role)
-    if reason is Reason.BRANCHED and part.index == 0 and divergence.position < _EARLY_TOKENS:
-        return Reason.COLD
-    return reason
+    return _classify_message(divergence, part.index, role)
 
 
 def _classify_head(divergence: Divergence, previous: Rendered | None) -> Reason:
@@ -247,8 +255,8 @@ def _classify_head(divergence: Divergence, previous: Rendered | None) -> Reason:
         return Reason.DATE_CHANGED
     if _has_random_word(expected, len(before)) and _has_random_word(actual, len(before)):
         return Reason.BREAKER
-    if previous is None and divergence.position < _EARLY_TOKENS:
-        return Reason.COLD
+    if previous is None and not _is_half_shared(divergence):
+        return Reason.BRANCHED
     return Reason.TOOLS_CHANGED if _is_tools(divergence) else Reason.SYSTEM_CHANGED
 
 
@@ -332,6 +340,86 @@ def _is_same_chat(before: tuple[Message, ...], now: tuple[Message, ...], index: 
     head = head_length(now)
     pairs = zip(before, now, strict=False)
     return any(_said(a) == _said(b) and _said(a)[1] != "" for n, (a, b) in enumerate(pairs) if n >= head and n != index)
+
+
+def is_continued(before: ChatRequest, now: ChatRequest) -> bool:
+    """Whether `now` goes on with the chat of `before`, or is of the same program, by what both say.
+
+    What a template writes around it does not count. Requests whose chats begin with the same message are of one chat if
+    they agree in half of what they say up to where the shorter one ends; others are of one program if they agree in
+    half of their system prompts, and in no few words.
+    """
+    is_same_start = _chat_start(before) == _chat_start(now)
+    if _system_texts(before) == _system_texts(now) and before.tools == now.tools:
+        return is_same_start or len(now.tools) > 0 or _system_texts(now) != []
+    heads = [_runs(_system_texts(each)) for each in (before, now)]
+    with_tools = [head | _runs(map(_json, each.tools)) for head, each in zip(heads, (before, now), strict=True)]
+    if not is_same_start:
+        return _are_alike(*heads) and _are_alike(*with_tools) and len(with_tools[0] & with_tools[1]) >= _MANY_ALIKE
+    bodies = [each.messages[head_length(each.messages) :][:_MOST_COMPARED] for each in (before, now)]
+    num = min(map(len, bodies))
+    said = [_runs(joined_text(message.get("content")) for message in body[:num]) for body in bodies]
+    return _are_alike(with_tools[0] | said[0], with_tools[1] | said[1])
+
+
+def _chat_start(request: ChatRequest) -> tuple[Any, str, str] | None:
+    messages = request.messages[head_length(request.messages) :]
+    return _said(messages[0]) if messages else None
+
+
+def _system_texts(request: ChatRequest) -> list[str]:
+    texts = (
+        joined_text(message.get("content")).strip() for message in request.messages[: head_length(request.messages)]
+    )
+    return [text for text in texts if text != ""]
+
+
+def _runs(texts: Iterable[str]) -> set[tuple[str, ...]]:
+    """The runs of words in these texts; of a shorter text all its words."""
+    found: set[tuple[str, ...]] = set()
+    for text in texts:
+        words = _WORD.findall(text[:_NUM_COMPARED])
+        last = max(1, len(words) - _NUM_WORDS_ALIKE + 1)
+        found.update(tuple(words[at : at + _NUM_WORDS_ALIKE]) for at in range(last))
+    return found - {()}
+
+
+def _are_alike(one: set[tuple[str, ...]], other: set[tuple[str, ...]]) -> bool:
+    """Whether both have half of what the larger one has; nothing is like nothing."""
+    return 2 * len(one & other) >= max(len(one), len(other))
+
+
+def _json(tool: Mapping[str, Any]) -> str:
+    return json.dumps(tool, default=str)
+
+
+def _shares_words(divergence: Divergence) -> bool:
+    """Whether the prompt agrees with what was stored in words of its own, and not just in the template's.
+
+    That is a whole message, the tools, a good half of either, or much text.
+    """
+    spans = [_own_words(divergence.rendered, part) for part in divergence.rendered.parts]
+    shared = [0 if span is None else max(0, min(span.stop, divergence.char) - span.start) for span in spans]
+    is_whole = any(
+        span is not None and part.chars.stop <= divergence.char
+        for part, span in zip(divergence.rendered.parts, spans, strict=True)
+    )
+    return is_whole or sum(shared) >= _MUCH_TEXT or _is_half_shared(divergence)
+
+
+def _is_half_shared(divergence: Divergence) -> bool:
+    """Whether half of the message or the tools at the divergence, and no short text, stands before it."""
+    span = None if divergence.part is None else _own_words(divergence.rendered, divergence.part)
+    return span is not None and divergence.char - span.start >= max(_HALF_A_TEXT, len(span) // 2)
+
+
+def _own_words(rendered: Rendered, part: PromptPart) -> Span | None:
+    """Where in this part the request's own words stand; None if there are none."""
+    if part.kind is PartKind.TOOLS:
+        return part.chars
+    return (
+        None if part.index is None else words_at(rendered.request.messages[part.index], rendered.text, (), part.chars)
+    )
 
 
 def _said(message: Message) -> tuple[Any, str, str]:

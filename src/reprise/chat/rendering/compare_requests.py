@@ -57,6 +57,6 @@ def compare_requests(text_model: TextModel, first: ChatRequest, second: ChatRequ
         second=len(tokens),
         reused=reused,
         resumable=max((position for position in pauses if position <= reused), default=0),
-        explanation=explain(after, outcome, previous=before, text_model=text_model),
+        explanation=explain(after, outcome, earlier=(before,), text_model=text_model),
         notes=after.notes,
     )

@@ -1,7 +1,7 @@
 """The renderer: chat requests to tokens and boundaries, and answers to the beginning of the next prompt."""
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from threading import Lock
@@ -33,6 +33,8 @@ Branch = Literal["user", "tool"]
 """What comes after an answer: a user message, or the results of its tool calls."""
 
 _NUM_FROZEN_CHATS = 4096
+_NUM_LATEST, _NUM_LIKELY = 64, 4
+"""How many chats an unknown prompt is compared with, and with how many of them in words."""
 _GENERATION_PROMPTS_NBYTES = 1 << 20
 
 
@@ -83,6 +85,9 @@ class Renderer:
         )
         self.compactions = Compactions()
         self._recent: Memo[int, Rendered] = Memo(nbytes=self.settings.recent_nbytes, size=_rendered_nbytes)
+        self._latest: dict[int, None] = {}
+        """The keys of the latest chats in `_recent`, in the order of their last requests."""
+        self._lock = Lock()
 
     def render(self, request: ChatRequest, *, is_final: bool = True) -> Rendered:
         """The prompt of a request. One that is not final is not compared with what comes later.
@@ -240,7 +245,19 @@ class Renderer:
 
     def explain(self, rendered: Rendered, outcome: Outcome) -> Explanation:
         """Why the tokens behind the resume position of this request had to be computed."""
-        return explain(rendered, outcome, previous=rendered.previous, text_model=self._text_model)
+        return explain(rendered, outcome, earlier=self._earlier(rendered), text_model=self._text_model)
+
+    def _earlier(self, rendered: Rendered) -> Iterator[Rendered]:
+        """What this request may continue, the likeliest first: other chats' prompts that begin as it does at last."""
+        if rendered.previous is not None:
+            yield rendered.previous
+        with self._lock:
+            keys = tuple(self._latest)
+        tokens = rendered.prompt.tokens
+        others = [each for key in keys if (each := self._recent.get(key)) is not None and each.text != rendered.text]
+        yield from sorted(others, key=lambda each: common_prefix(each.prompt.tokens, tokens), reverse=True)[
+            :_NUM_LIKELY
+        ]
 
     def _moment(self, messages: Sequence[Message], *, is_final: bool) -> datetime:
         """The present, or with frozen dates the moment of the chat's first request."""
@@ -294,11 +311,17 @@ class Renderer:
 
     def _previous(self, request: ChatRequest) -> Rendered | None:
         by_chat = self._recent.get(_start_key(request.messages, has_head=False))
-        return by_chat or self._recent.get(_head_key(request))
+        has_head = head_length(request.messages) > 0 or len(request.tools) > 0
+        return by_chat or (self._recent.get(_head_key(request)) if has_head else None)
 
     def _keep(self, rendered: Rendered) -> None:
-        alone = replace(rendered, previous=None)
-        self._recent.put(_start_key(rendered.request.messages, has_head=False), alone)
+        alone, key = replace(rendered, previous=None), _start_key(rendered.request.messages, has_head=False)
+        self._recent.put(key, alone)
+        with self._lock:
+            self._latest.pop(key, None)
+            self._latest[key] = None
+            if len(self._latest) > _NUM_LATEST:
+                del self._latest[next(iter(self._latest))]
         self._recent.put(_head_key(rendered.request), alone)
 
 

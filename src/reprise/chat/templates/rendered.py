@@ -80,7 +80,7 @@ class Rendered:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Seam:
+class Seam:
     """A piece begins at this character, with a token that ends a message if `is_end`."""
 
     char: int
@@ -95,12 +95,12 @@ def find_parts(
     A message whose words cannot be found (a template may drop or rewrite it) has no part, and its text falls to the
     next one. O(text + messages).
     """
-    seams = [_Seam(char=piece.char_at, is_end=int(piece.tokens[0]) in eos) for piece in tokenized.pieces]
+    seams = [Seam(char=piece.char_at, is_end=int(piece.tokens[0]) in eos) for piece in tokenized.pieces]
     head = head_length(request.messages)
     parts: list[PromptPart] = []
     begins_at, ended_at = 0, 0
     for index, message in enumerate(request.messages):
-        words = _words_at(message, text, seams, Span(ended_at, prompt_at))
+        words = words_at(message, text, seams, Span(ended_at, prompt_at))
         if words is None:
             continue
         start = (
@@ -123,7 +123,7 @@ def find_parts(
     return (*parts, PromptPart(kind=PartKind.TOOLS, chars=tools)) if tools is not None else tuple(parts)
 
 
-def _words_at(message: Message, text: str, seams: Sequence[_Seam], within: Span) -> Span | None:
+def words_at(message: Message, text: str, seams: Sequence[Seam], within: Span) -> Span | None:
     """From the first to the last word of the message, or None if nothing of it is found in these characters.
 
     Reasoning stands before what is said, or was stripped. Then the same words may be the answer's own, or stand in a
@@ -169,7 +169,7 @@ def _words(message: Message) -> list[str]:
     return [words for words in (said_words.strip() for said_words in said) if words != ""]
 
 
-def _start(seams: Sequence[_Seam], ended_at: int, words_at: int) -> int:
+def _start(seams: Sequence[Seam], ended_at: int, words_at: int) -> int:
     """Where a message begins whose words begin at `words_at`, when those of the one before end at `ended_at`.
 
     That is behind the token that ends a message; where there is none, of several seams in between the first closes the
@@ -182,13 +182,13 @@ def _start(seams: Sequence[_Seam], ended_at: int, words_at: int) -> int:
     return between[1].char if len(between) > 1 else ended_at
 
 
-def _first_start(seams: Sequence[_Seam], words_at: int, *, is_message: bool) -> int:
+def _first_start(seams: Sequence[Seam], words_at: int, *, is_message: bool) -> int:
     """Where the first message begins: what a template writes before a chat without a system message is none."""
     num_before = _first_from(seams, words_at + 1)
     return seams[num_before - 1].char if is_message and num_before > 0 else 0
 
 
-def _first_from(seams: Sequence[_Seam], char: int) -> int:
+def _first_from(seams: Sequence[Seam], char: int) -> int:
     """The number of the first seam at or behind this character. O(log seams)."""
     return bisect_left(seams, char, key=lambda seam: seam.char)
 
@@ -197,7 +197,7 @@ def _stretched(part: PromptPart, stop: int) -> PromptPart:
     return PromptPart(kind=part.kind, chars=Span(part.chars.start, stop), index=part.index, role=part.role)
 
 
-def _tools_at(tools: Sequence[Mapping[str, Any]], text: str, seams: Sequence[_Seam], stop: int) -> Span | None:
+def _tools_at(tools: Sequence[Mapping[str, Any]], text: str, seams: Sequence[Seam], stop: int) -> Span | None:
     """From the name of the first tool to the seam behind the name of the last one."""
     names = [json.dumps(str(cast(Mapping[str, Any], tool.get("function", tool)).get("name", ""))) for tool in tools]
     found = [char for char in (text.find(name, 0, stop) for name in names) if char >= 0]
