@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import tomllib
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -14,6 +15,8 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
+from reprise.cli import launch as launch_module
+from reprise.cli import server_url
 from reprise.cli.agents import AGENTS, ServerAddress
 from reprise.cli.main import app
 from tests.api.real_server import real_server
@@ -78,7 +81,57 @@ def test_codex_gets_toml_on_its_command_line() -> None:
     words = AGENTS["codex"].command(SERVER).words
     made = tomllib.loads("\n".join(words[2::2]))
     assert made["model_providers"]["reprise"]["base_url"] == "http://127.0.0.1:1234/v1"
-    assert made["model_providers"]["reprise"]["http_headers"] == {"Authorization": "Bearer key"}
+    assert made["model_providers"]["reprise"]["env_key"] == "REPRISE_API_KEY"
+
+
+@pytest.mark.parametrize("name", AGENTS)
+def test_an_api_key_is_in_the_environment_and_not_in_arguments(name: str) -> None:
+    command = AGENTS[name].command(replace(SERVER, api_key="s3cret"))
+    assert "s3cret" not in " ".join(command.words)
+    assert "s3cret" in " ".join(command.variables.values())
+
+
+@pytest.mark.parametrize("url", ["192.0.2.1:9", "https://127.0.0.1:9", "127.0.0.1:9/below"])
+def test_a_server_is_started_only_at_an_address_that_it_will_have(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch_module, "is_reprise_at", lambda url: False)
+    monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: pytest.fail("a server was started"))
+    refused = here(tmp_path, "--url", url, "--model", "m", "aider")
+    assert (refused.exit_code, refused.stderr.count("\n")) == (2, 1), refused.stderr
+    assert "`launch` starts one only on this machine" in refused.stderr
+
+
+class EverLoadingHandler(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(503)
+        self.end_headers()
+        self.wfile.write(b'{"loading": {"seconds": 1.0, "bytes_read": 0, "bytes_total": 0}}')
+
+    def log_message(self, *_: object) -> None: ...
+
+
+def test_a_server_that_never_answers_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one that was started, and one that loads its model without an end."""
+    sleeping: list[subprocess.Popen[bytes]] = []
+    start = subprocess.Popen
+
+    def sleeper(command: list[str], **others: object) -> "subprocess.Popen[bytes]":
+        assert command[command.index("--host") + 1] == "127.0.0.1"
+        sleeping.append(start(["sleep", "100"]))
+        return sleeping[-1]
+
+    monkeypatch.setattr(subprocess, "Popen", sleeper)
+    monkeypatch.setattr(launch_module, "START_S", 0.1)
+    refused = here(tmp_path, "--url", "127.0.0.1:9", "--model", "m", "aider")
+    assert (refused.exit_code, "did not answer" in refused.stderr) == (2, True), refused.stderr
+    assert sleeping[0].poll() is not None
+    monkeypatch.setattr(server_url, "LOADING_S", 0.1)
+    with ThreadingHTTPServer(("127.0.0.1", 0), EverLoadingHandler) as server:
+        threading.Thread(target=server.serve_forever).start()
+        refused = here(tmp_path, "--url", f"127.0.0.1:{server.server_port}", "aider")
+        server.shutdown()
+    assert (refused.exit_code, "has been loading" in refused.stderr) == (2, True), refused.stderr
 
 
 def test_running_printing_writing_and_undoing(tmp_path: Path) -> None:

@@ -17,6 +17,8 @@ _PATIENCE_MS = 3_600_000
 """How long an agent waits for output: a long prefill on a small machine takes minutes."""
 _ANSWER = 8192
 """The longest answer to leave room for, for agents that need to know."""
+_CODEX_KEY = "REPRISE_API_KEY"
+"""The variable that Codex reads the key from."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,27 +105,21 @@ def _codex_provider(server: ServerAddress) -> dict[str, Any]:
         "base_url": server.openai_url,
         "wire_api": "responses",
         "stream_idle_timeout_ms": _PATIENCE_MS,
-        "http_headers": {"Authorization": f"Bearer {server.api_key}"},
     }
 
 
 def _codex_command(server: ServerAddress) -> AgentCommand:
+    # Every user of the machine can read the arguments of a process: the key is in its environment.
+    provider = {**_codex_provider(server), "env_key": _CODEX_KEY}
     values: dict[str, Any] = {
         "model": server.model,
         "model_provider": "reprise",
         "model_context_window": server.context,
-        **{f"model_providers.reprise.{name}": value for name, value in _codex_provider(server).items()},
+        **{f"model_providers.reprise.{name}": value for name, value in provider.items()},
     }
-    # JSON strings and numbers are valid TOML; a table is written inline.
-    words = [word for name, value in values.items() for word in ("-c", f"{name}={_toml(value)}")]
-    return AgentCommand(words=("codex", *words))
-
-
-def _toml(value: object) -> str:
-    if isinstance(value, dict):
-        inner = cast(dict[str, object], value)
-        return "{" + ", ".join(f"{name} = {_toml(each)}" for name, each in inner.items()) + "}"
-    return json.dumps(value)
+    # JSON strings and numbers are valid TOML.
+    words = [word for name, value in values.items() for word in ("-c", f"{name}={json.dumps(value)}")]
+    return AgentCommand(words=("codex", *words), variables={_CODEX_KEY: server.api_key})
 
 
 def _codex_settings(text: str, server: ServerAddress) -> str:
@@ -137,7 +133,11 @@ def _codex_settings(text: str, server: ServerAddress) -> str:
         body["model_provider"] = "reprise"
         body["model_context_window"] = server.context
         providers = body.setdefault("model_providers", tomlkit.table(is_super_table=True))
-        providers["reprise"] = _codex_provider(server)
+        # In the file itself: Codex does not start without the variable that `env_key` names.
+        providers["reprise"] = {
+            **_codex_provider(server),
+            "http_headers": {"Authorization": f"Bearer {server.api_key}"},
+        }
         return tomlkit.dumps(body)
     except TOMLKitError as error:
         raise ValueError(f"it is not valid TOML: {error}") from error

@@ -9,6 +9,7 @@ import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import replace
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import urlsplit
@@ -32,6 +33,8 @@ from reprise.cli.settings_files import SettingsBackups
 from reprise.core.settings import OPTIONS
 
 _POLL_S = 0.2
+START_S = 60.0
+"""A server listens before it imports anything that takes long."""
 _END_S = 60.0
 
 
@@ -138,21 +141,30 @@ def _server(url: str, *, model: str | None, may_start: bool) -> Generator[str]:
             f"No server answers at {url}. Start one with `reprise serve MODEL`"
             f"{', or pass --model MODEL to start one' if may_start else ''}."
         )
+    parts = urlsplit(url)
+    host = parts.hostname or ""
+    if not _is_loopback(host) or parts.scheme != "http" or parts.path:
+        refuse(
+            f"No server answers at {url}. `launch` starts one only on this machine, at an address such as "
+            f"{DEFAULT_URL}. Start that one with `reprise serve MODEL`, or leave out --url."
+        )
     log = platformdirs.user_log_path("reprise", appauthor=False) / "launch.log"
     log.parent.mkdir(parents=True, exist_ok=True)
-    port = str(urlsplit(url).port or 80)
-    command = [sys.executable, "-m", "reprise.cli.main", "serve", model, "--port", port]
+    where = ["--host", host, "--port", str(parts.port or 80)]
+    command = [sys.executable, "-m", "reprise.cli.main", "serve", model, *where]
     typer.echo(f"Starting a server for {model} (log: {log}) …", err=True)
     with log.open("wb") as out:
         # In a session of its own: Ctrl-C in the agent does not end it.
         server = subprocess.Popen(command, stdout=out, stderr=out, stdin=subprocess.DEVNULL, start_new_session=True)
     try:
+        end_s = time.monotonic() + START_S
         while not is_reprise_at(url):
-            if server.poll() is not None:
-                lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-                refuse(f"The server did not start: {(lines or ['no output.'])[-1]}")
+            _check_runs(server, log)
+            if time.monotonic() > end_s:
+                refuse(f"The server did not answer at {url} within {START_S:.0f} s. Its log: {log}")
             time.sleep(_POLL_S)
         wait_while_loading(url)
+        _check_runs(server, log)
         yield url
     finally:
         server.terminate()
@@ -160,3 +172,19 @@ def _server(url: str, *, model: str | None, may_start: bool) -> Generator[str]:
             server.wait(_END_S)
         except subprocess.TimeoutExpired:
             server.kill()
+
+
+def _check_runs(server: "subprocess.Popen[bytes]", log: Path) -> None:
+    """Refuse with the last line of its log if the server has ended."""
+    if server.poll() is not None:
+        lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        refuse(f"The server did not start: {(lines or ['no output.'])[-1]}")
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False

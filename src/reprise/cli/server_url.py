@@ -22,6 +22,8 @@ _HERE_S = 2.0
 _POLL_S = 0.2
 _LINE_S = 5.0
 """Seconds between progress lines where a line cannot be updated in place."""
+LOADING_S = 3600.0
+"""How long a server may take to download and load its model."""
 
 
 def server_url(text: str) -> str:
@@ -71,19 +73,22 @@ def loading_at(url: str) -> str | None:
 
 
 def wait_while_loading(url: str) -> None:
-    """Report a server's loading progress on stderr until it is loaded or gone."""
+    """Report a server's loading progress on stderr until it is loaded or gone, or for an hour: then refuse."""
     if (told := loading_at(url)) is None:
         return
     from rich.console import Console  # noqa: PLC0415 (slow to import)
 
     console = Console(stderr=True)
     due_s = 0.0
+    end_s = time.monotonic() + LOADING_S
     with console.status(f"{url}: {told}") as status:
         while told is not None:
             status.update(f"{url}: {told}")
             if not console.is_terminal and time.monotonic() >= due_s:
                 due_s = time.monotonic() + _LINE_S
                 console.print(f"Waiting for the server at {url}: {told}", highlight=False, soft_wrap=True)
+            if time.monotonic() > end_s:
+                refuse(f"The server at {url} has been loading its model for {LOADING_S / 60:.0f} minutes. See its log.")
             time.sleep(_POLL_S)
             told = loading_at(url)
 
