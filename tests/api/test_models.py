@@ -132,6 +132,13 @@ def test_every_number_is_of_a_model_or_of_the_server(server: httpx.Client) -> No
     assert parts["weights"] == sum(model["bytes_weights"] for model in models) == each[first]["bytes_weights"]
     assert parts["kept"] == sum(model["bytes_kv"] for model in models) == whole["bytes_kv"]
     assert sum(parts.values()) - overview["memory"]["untouched"] == overview["memory"]["process"]
+    for name in (first, second):
+        alone = server.get("/v1/cache/overview", params={"model": name}).json()
+        assert (alone["model"], alone["health"]["generated"]) == (name, each[name]["generated"])
+        assert alone["memory"]["parts"]["kept"] == each[name]["bytes_kv"]
+        assert alone["memory"]["parts"]["weights"] == each[name]["bytes_weights"]
+        assert alone["savings"]["prompt"] == each[name]["prompt_tokens"] < overview["savings"]["prompt"]
+    assert server.get("/v1/cache/overview", params={"model": "none"}).status_code == 404
 
 
 def test_each_record_is_counted_once(server: httpx.Client) -> None:

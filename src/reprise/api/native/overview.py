@@ -17,7 +17,7 @@ from reprise.api.service.service import new_request_id
 from reprise.api.watch.event_hub import decode_groups
 from reprise.api.watch.ledger import Ledger, Savings, breaker_bodies
 from reprise.api.wire.body_reading import api_router
-from reprise.api.wire.context import InContext, Namespace, OfServer
+from reprise.api.wire.context import InContext, ModelName, Namespace, OfServer
 from reprise.core.backend import DraftSource
 from reprise.core.inspection import InspectedMemory, OnDisk, TreePart
 from reprise.core.metrics import health_fields
@@ -46,16 +46,23 @@ def _last_event(problem: Problem) -> str:
 
 
 @router.get("/v1/cache/overview")
-async def overview(context: OfServer, namespace: Namespace) -> dict[str, Any]:
+async def overview(context: OfServer, namespace: Namespace, model: ModelName = None) -> dict[str, Any]:
     """What reuse saved, what the memory is used for, and what broken prefixes cost, of the caller's requests.
 
     Times in seconds, memory in bytes. `lost` are tokens that were computed again though the cache once knew them. All
-    models together; `models` is there where there are several, `model` and what describes it are the first's. `drafts`
-    is null where answers are not drafted; what was accepted of them took no pass of its own.
+    models together; `models` is there where there are several, `model` and what describes it are the first's. Of one
+    model (`?model=`), `other` is all that the process holds besides, and what its files grew by today is null.
+    `drafts` is null where answers are not drafted; what was accepted of them took no pass of its own.
     """
-    service = context.service
-    found = await service.inspections(TreePart(namespace=service.cache_namespace(namespace)))
-    savings, status = context.ledger.of(namespace), service.status()
+    name = context.model_id(model)
+    service = context.service if name is None else context.services(name)[0]
+    part = TreePart(namespace=service.cache_namespace(namespace))
+    if name is None:
+        found, status = await service.inspections(part), service.status()
+    else:
+        inspected = await asyncio.wrap_future(service.backend.inspect(max_nodes=0, part=part))
+        found, status = {name: inspected}, service.status_of_model()
+    savings = context.ledger.of(namespace, name)
     memory = _together([each.memory for each in found.values()], weights_nbytes=status.weights_nbytes)
     return {
         "object": "cache.overview",
@@ -68,7 +75,7 @@ async def overview(context: OfServer, namespace: Namespace) -> dict[str, Any]:
         "savings": _savings(savings) | {"prefilled_ahead": status.num_ahead.get(namespace, 0)},
         "memory": memory_body(memory),
         "drafts": None if status.drafts is None else _drafts(savings),
-        "disk": None if status.disk is None else _disk(status.disk, context.ledger),
+        "disk": None if status.disk is None else _disk(status.disk, context.ledger if name is None else None),
         "load": {
             "queued": status.num_waiting,
             "prefilling": status.num_prefilling,
@@ -98,12 +105,12 @@ def _together(memories: Sequence[InspectedMemory], *, weights_nbytes: int) -> In
     )
 
 
-def _disk(disk: OnDisk, ledger: Ledger) -> dict[str, Any]:
+def _disk(disk: OnDisk, ledger: Ledger | None) -> dict[str, Any]:
     return {
         "bytes": disk.nbytes,
         "budget": disk.budget_nbytes,
         "bytes_written": disk.written_nbytes,
-        "bytes_written_today": ledger.written.today(disk.written_nbytes),
+        "bytes_written_today": None if ledger is None else ledger.written.today(disk.written_nbytes),
     }
 
 

@@ -80,18 +80,19 @@ class Savings:
 
 
 class Ledger:
-    """The sums by namespace. A watcher of the service."""
+    """The sums by namespace, of all models and of each. A watcher of the service."""
 
     def __init__(self, status: Callable[[], Status], *, today: Callable[[], date] = date.today) -> None:
         self._status = status
         self._today = today
-        self._by_namespace: dict[str, Savings] = {}
+        self._sums: dict[tuple[str, str | None], Savings] = {}
+        """By namespace and model; None: all models."""
         self.written = SinceMidnight(today)
         """Of the bytes written to the disk."""
 
-    def of(self, namespace: str) -> Savings:
-        """The sums of one namespace. Do not change them."""
-        return self._by_namespace.setdefault(namespace, Savings(today=SinceMidnight(self._today)))
+    def of(self, namespace: str, model: str | None = None) -> Savings:
+        """The sums of one namespace, of one model or of all. Do not change them."""
+        return self._sums.setdefault((namespace, model), Savings(today=SinceMidnight(self._today)))
 
     def token_came(self, gap_s: float, model: str) -> None:
         pass
@@ -99,23 +100,27 @@ class Ledger:
     def request_ended(self, record: Record) -> None:
         if not record.outcomes:
             return
-        savings = self.of(record.namespace)
-        savings.today.today(savings.saved_s)
         disk = self._status().disk
         if disk is not None:
             self.written.today(disk.written_nbytes)
-        for outcome in record.outcomes:
-            savings.saved_s += outcome.saved_s
-            savings.prompt += outcome.num_prompt
-            savings.reused += outcome.num_reused
-            savings.computed += outcome.num_prefilled
-            savings.ahead += sources(outcome)["ahead"]
-            savings.prefill_s += outcome.prefill_s - outcome.first_pass_s
-            savings.draft_saved_s += outcome.draft_saved_s
-            for source, drafted in outcome.drafted.items():
-                savings.drafted[source] = savings.drafted.get(source, Drafted(num=0, num_accepted=0)) + drafted
-        if record.explanation is not None:
-            _add_accounts(savings, record, record.explanation, record.outcomes[0])
+        for savings in (self.of(record.namespace), self.of(record.namespace, record.model)):
+            _add(savings, record)
+
+
+def _add(savings: Savings, record: Record) -> None:
+    savings.today.today(savings.saved_s)
+    for outcome in record.outcomes:
+        savings.saved_s += outcome.saved_s
+        savings.prompt += outcome.num_prompt
+        savings.reused += outcome.num_reused
+        savings.computed += outcome.num_prefilled
+        savings.ahead += sources(outcome)["ahead"]
+        savings.prefill_s += outcome.prefill_s - outcome.first_pass_s
+        savings.draft_saved_s += outcome.draft_saved_s
+        for source, drafted in outcome.drafted.items():
+            savings.drafted[source] = savings.drafted.get(source, Drafted(num=0, num_accepted=0)) + drafted
+    if record.explanation is not None:
+        _add_accounts(savings, record, record.explanation, record.outcomes[0])
 
 
 def _add_accounts(savings: Savings, record: Record, explanation: Explanation, outcome: Outcome) -> None:
