@@ -3,8 +3,10 @@
 import asyncio
 import json
 import re
+import signal
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import date
 from itertools import count, pairwise
 from pathlib import Path
@@ -23,7 +25,7 @@ from reprise.api.watch.event_hub import EventHub
 from reprise.api.watch.ledger import Ledger, breaker_bodies
 from reprise.chat.reasons.explain import ComputedSpan, Explanation
 from reprise.cli.main import app
-from reprise.core.backend import Status
+from reprise.core.backend import Counts, Status
 from reprise.core.errors import ShuttingDown
 from reprise.core.inspection import WHOLE_TREE, Inspection, TreePart
 from reprise.core.outcome import Outcome, Reason
@@ -415,3 +417,54 @@ def test_the_terminal_shows_the_same(server: httpx.Client, monkeypatch: pytest.M
     assert re.search(r"^\d\d:\d\d:\d\d +chat +[\d,]+ +\S+ +[\d,]+ +[\d.]+ m?s +\S", shown.output, re.MULTILINE), (
         shown.output
     )
+
+
+@contextmanager
+def at_most_s(seconds: float) -> Generator[None]:
+    """Fail a coroutine that never lets the event loop go on, too."""
+
+    def fail(number: int, frame: object) -> None:
+        raise AssertionError("the event loop stands still")
+
+    before = signal.signal(signal.SIGALRM, fail)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.anyio
+async def test_who_is_behind_an_emptied_ring_gets_a_snapshot_and_stops_nobody() -> None:
+    now_s = 0.0
+    async with api() as served:
+        hub = EventHub(served.service, clock=lambda: now_s)
+        async with hub:
+            events = hub.tell("", None)
+            assert "event: snapshot" in await anext(events)
+            # The counters change, and the ring has an event that this one has not read.
+            served.backend.counts = Counts(num_requests=7)
+        now_s = 1000.0
+        while hub.is_watched:
+            now_s += 1000.0
+            await asyncio.sleep(0.01)
+        with at_most_s(5):
+            assert "event: snapshot" in await anext(events)
+
+
+@pytest.mark.anyio
+async def test_a_look_that_fails_is_not_the_last(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with api() as served, EventHub(served.service) as hub:
+        events = hub.tell("", None)
+        await anext(events)
+        inspect = served.backend.inspect
+        monkeypatch.setattr(served.backend, "inspect", lambda **how: 1 / 0)
+        while "cannot look at the engine" not in caplog.text:
+            await asyncio.sleep(0.01)
+        monkeypatch.setattr(served.backend, "inspect", inspect)
+        served.backend.counts = Counts(num_requests=7)
+        with at_most_s(5):
+            assert "event: counters" in await anext(events)

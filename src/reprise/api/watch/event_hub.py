@@ -5,6 +5,7 @@ place in it: one that reads slowly costs no memory, and is told a new snapshot w
 """
 
 import asyncio
+import logging
 import time
 from collections import Counter, deque
 from collections.abc import AsyncGenerator, Callable, Mapping
@@ -21,6 +22,8 @@ from reprise.api.service.service import ChatService
 from reprise.core.errors import ShuttingDown
 from reprise.core.inspection import InspectedRequest, Inspection
 from reprise.core.metrics import health_fields
+
+log = logging.getLogger(__name__)
 
 _EVERY_S = 0.5
 """How often the engine is looked at while somebody watches. What changes more often is told once."""
@@ -115,10 +118,11 @@ class EventHub:
         """The events of a namespace: from behind `last_id` where that is known still, else from a snapshot on."""
         at = self._place_of(last_id)
         while not self._service.is_closing:
-            if at is None or (self._ring and self._ring[0].number > at + 1):
+            first = self._ring[0].number if self._ring else self._number + 1
+            if at is None or first > at + 1:
                 at = self._number
                 yield self._lines(at, "snapshot", encode_json(self._snapshot(namespace)))
-            first = self._ring[0].number if self._ring else self._number + 1
+                continue
             for each in list(self._ring)[max(0, at + 1 - first) :]:
                 if each.namespace in (None, namespace):
                     yield self._lines(each.number, each.name, each.body)
@@ -171,7 +175,13 @@ class EventHub:
                     unwatched_since_s = self._clock()
                 elif self._clock() - unwatched_since_s > _LINGER_S:
                     break
-                await self._look()
+                try:
+                    await self._look()
+                except ShuttingDown:
+                    raise
+                except Exception:
+                    # A bug: those who watch go on, and the next look may succeed.
+                    log.exception("cannot look at the engine for the event stream")
         except ShuttingDown:
             pass
         finally:
