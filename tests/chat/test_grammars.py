@@ -4,6 +4,7 @@ import json
 import random
 import re
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -12,6 +13,7 @@ from typing import Any
 import jsonschema_rs
 import numpy as np
 import pytest
+from llguidance import LLTokenizer
 from tokenizers import AddedToken, Tokenizer
 from transformers import PreTrainedTokenizerFast
 
@@ -19,6 +21,7 @@ from reprise.chat.answers.parse import AnswerParser
 from reprise.chat.call_format import KeyedArguments, ModelCalls
 from reprise.chat.calls.call_learning import learn_calls
 from reprise.chat.grammars import compiling, grammar
+from reprise.chat.grammars.compiling import GrammarCompiler
 from reprise.chat.grammars.grammar import Grammar, Grammars
 from reprise.chat.grammars.grammar_trial import GrammarTrial, TrialProcesses, TrialVerdict
 from reprise.chat.grammars.tool_grammar import answer_grammar, call_grammar
@@ -642,3 +645,25 @@ def test_a_broken_tool_schema_is_told() -> None:
     with pytest.raises(BadRequest, match="objekt") as caught:
         GRAMMARS.constraint(wanted)
     assert caught.value.param == "tool_choice"
+
+
+def test_models_that_compile_at_once_leave_the_stack_size_of_threads_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    size = 0
+
+    def stack_size(new: int = 0) -> int:
+        nonlocal size
+        before, size = size, new
+        time.sleep(0.02 if new > 0 else 0)
+        return before
+
+    def refuse() -> LLTokenizer:
+        raise BadRequest("no")
+
+    def compile_one(number: int) -> None:
+        time.sleep(0.01 * number)
+        assert isinstance(GrammarCompiler(refuse).compiled("{}", param="p").exception(30), BadRequest)
+
+    monkeypatch.setattr(threading, "stack_size", stack_size)
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(compile_one, range(2))) == [None, None]
+    assert size == 0

@@ -1,6 +1,7 @@
 """A draft model changes no answer and no reuse, and computes nothing of a chat twice itself."""
 
 import random
+import sys
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -10,11 +11,13 @@ from typing import Any
 
 import pytest
 
+from reprise.cache.prefix_cache import PrefixCache
 from reprise.core.backend import DraftModelStatus, DraftSource
 from reprise.core.errors import LoadFailed
 from reprise.core.events import Finished, Sampled
 from reprise.core.job import Thinking
 from reprise.core.settings import Settings
+from reprise.core.tokens import Tokens
 from reprise.drafts.benefit import DraftCosts, PassCosts
 from reprise.loop.draft_following import DraftAccount
 from reprise.loop.engine_thread import EngineThread
@@ -450,3 +453,17 @@ def test_without_a_prefix_cache_the_draft_model_keeps_nothing() -> None:
     assert num_drafted(engine) > 0
     assert (status(engine).num_reused, status(engine).state_nbytes) == (0, 0)
     engine.close()
+
+
+def test_joining_what_is_stored_is_bounded_behind_a_draft_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    bounds: dict[PrefixCache, int] = {}
+    compact_path = PrefixCache.compact_path
+
+    def noting(cache: PrefixCache, tokens: Tokens, **how: Any) -> int:
+        bounds[cache] = how.get("max_entries", sys.maxsize)
+        return compact_path(cache, tokens, **how)
+
+    monkeypatch.setattr(PrefixCache, "compact_path", noting)
+    with closing(with_draft_model("llama", "llama")) as engine:
+        engine.run(words(77, 60), num=12)
+        assert len(bounds) == 2 and max(bounds.values()) <= 8192

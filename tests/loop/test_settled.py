@@ -1,5 +1,6 @@
 """What a record says was settled: also what a settle had computed when it was given up."""
 
+import hashlib
 from collections.abc import Iterator
 
 import pytest
@@ -52,3 +53,26 @@ def test_what_two_settles_computed_counts_once() -> None:
     spans.add(tokens, 20, 40)
     assert spans.within(tokens, 45) == 30
     assert spans.within(tokens, 35) == 20
+
+
+def test_all_settles_of_a_prompt_take_one_pass_over_its_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokens, hashed = as_tokens(words(920, 500)), list[int]()
+    blake2b = hashlib.blake2b
+
+    class Counting:
+        def __init__(self, given: bytes = b"", *, digest_size: int) -> None:
+            self._hash = blake2b(digest_size=digest_size)
+            self.update(given)
+            self.digest = self._hash.digest
+
+        def update(self, given: bytes) -> None:
+            hashed.append(len(given) // tokens.itemsize)
+            self._hash.update(given)
+
+    spans = SettledSpans()
+    for stop in (500, 400, 500, 300, 500):
+        spans.add(tokens, 0, stop)
+    spans.add(as_tokens(words(921, 400)), 0, 450)
+    monkeypatch.setattr(hashlib, "blake2b", Counting)
+    assert spans.within(tokens, 450) == 400
+    assert sum(hashed) == 450

@@ -301,7 +301,9 @@ class FollowedText:
             self._following = None
             self._model.cache.release(following.lease)
             self._model.sequences.end(following.sequence.live, tokens, namespace=self._request.namespace)
-            self._model.cache.compact_path(tokens, namespace=self._request.namespace)
+            self._model.cache.compact_path(
+                tokens, namespace=self._request.namespace, max_entries=self._model.sequences.max_compacted
+            )
             self._model.sequences.measure()
         except Exception as error:
             self._following = following

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections import deque
+from collections.abc import Iterable
 
 from reprise.cache.lookup import Match
 from reprise.core.allowance import StepAllowance
@@ -38,21 +39,24 @@ class SettledSpans:
 
     def add(self, tokens: Tokens, start: int, stop: int) -> None:
         """The tokens ``[start, stop)`` were computed while idle."""
-        self._latest.append((Span(start, stop), _digest(tokens, stop)))
+        self._latest.append((Span(start, stop), _digests(tokens, [stop])[stop]))
 
     def within(self, tokens: Tokens, position: int) -> int:
         """How many of the tokens ``[0, position)`` of this prompt were computed while idle."""
-        digests: dict[int, bytes] = {}
-        spans: list[Span] = []
-        for span, digest in self._latest:
-            if span.stop <= position and digests.setdefault(span.stop, _digest(tokens, span.stop)) == digest:
-                spans.append(span)
+        known = [(span, digest) for span, digest in self._latest if span.stop <= position]
+        digests = _digests(tokens, {span.stop for span, _ in known})
         # Spans of a settling job that was stopped and continued may overlap.
-        return sum(map(len, union(spans)))
+        return sum(map(len, union([span for span, digest in known if digests[span.stop] == digest])))
 
 
-def _digest(tokens: Tokens, stop: int) -> bytes:
-    return hashlib.blake2b(tokens[:stop].tobytes(), digest_size=16).digest()
+def _digests(tokens: Tokens, stops: Iterable[int]) -> dict[int, bytes]:
+    """The digest of the tokens up to each of these positions. O(tokens): the tokens are hashed once for all."""
+    hashed, start = hashlib.blake2b(digest_size=16), 0
+    digests: dict[int, bytes] = {}
+    for stop in sorted(stops):
+        hashed.update(tokens[start:stop].tobytes())
+        digests[stop], start = hashed.digest(), stop
+    return digests
 
 
 class RequestPrefixes:

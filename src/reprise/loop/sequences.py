@@ -29,6 +29,12 @@ from reprise.memory import Account, Memory, Reclaimer
 INITIAL_DECODE_SLOTS = 256
 """Entries for the answer that are allocated at the start; more are allocated as needed."""
 
+SEGMENT_NBYTES = 32 << 20
+"""The most bytes of a stored segment, which cutting or joining copies in one step."""
+
+_COMPACT_ENTRIES = 8192
+"""The most entries joined per step, so that others are not delayed."""
+
 LARGE_NBYTES = 32 << 20
 """Paths of more bytes are read from disk straight into a sequence."""
 
@@ -61,6 +67,9 @@ class SequencePool:
         self.cache = cache
         self.memory = memory
         self._chunk = chunk
+        largest = max(runner.footprint.by_kind.values(), default=1)
+        self.max_compacted = max(1, min(_COMPACT_ENTRIES, SEGMENT_NBYTES // largest))
+        """How many entries the cache may join in one step."""
         self._idle: dict[LiveSequence, _Path] = {}
         """Oldest first."""
         self._duplicates: dict[LiveSequence, _Path] = {}

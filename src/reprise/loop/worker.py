@@ -40,18 +40,15 @@ from reprise.loop.prefixes import RequestPrefixes
 from reprise.loop.request_table import RequestTable
 from reprise.loop.requests import Decoding, Prefilling, RunningRequest, SettlingDraft
 from reprise.loop.scheduler_state import scheduler_limits, scheduler_state
-from reprise.loop.sequences import SequencePool
+from reprise.loop.sequences import SEGMENT_NBYTES, SequencePool
 from reprise.memory import Account, Memory, SharedMemory
 from reprise.schedule.decide import decide
 from reprise.schedule.state import Group, Slice, Step
 
 log = logging.getLogger("reprise.loop")
 
-_COMPACT_ENTRIES = 8192
-"""The most entries joined per step, so that others are not delayed."""
-
-_SEGMENT_NBYTES, _LEAST_SEGMENT = 32 << 20, 64
-"""The most bytes of a stored segment, which cutting or joining copies in one step; and its fewest tokens."""
+_LEAST_SEGMENT = 64
+"""The fewest tokens of a stored segment."""
 
 _LONGEST_NAP_S = 3600.0
 """The longest timeout of a wait, which every platform supports."""
@@ -113,8 +110,7 @@ class Worker:
             self.memory = Memory(shared=shared)
         largest = max(footprint.by_kind.values(), default=1)
         sizes = SegmentSizes()
-        sizes = replace(sizes, longest=max(_LEAST_SEGMENT, min(sizes.longest, _SEGMENT_NBYTES // largest)))
-        self._max_compacted = max(1, min(_COMPACT_ENTRIES, _SEGMENT_NBYTES // largest))
+        sizes = replace(sizes, longest=max(_LEAST_SEGMENT, min(sizes.longest, SEGMENT_NBYTES // largest)))
         self.cache = PrefixCache(loaded.blueprint.layout, memory=self.memory, sizes=sizes, clock=clock)
         self.sequences = SequencePool(self.runner, self.cache, self.memory, chunk=chunk)
         self.requests = RequestTable(self.sequences, gate, clock=clock)
@@ -272,7 +268,7 @@ class Worker:
                 return
         if len(self.requests) > 0:
             return  # They wait for the disk.
-        if self.cache.compact(max_entries=self._max_compacted) > 0:
+        if self.cache.compact(max_entries=self.sequences.max_compacted) > 0:
             return
         device_memory.give_back()
         if log.isEnabledFor(logging.DEBUG):
@@ -470,7 +466,7 @@ class Worker:
         self.requests.finish(request, reason)
         try:
             # Even on a busy server, so that the next turn is restored from few segments.
-            self.cache.compact_path(tokens, namespace=request.namespace, max_entries=self._max_compacted)
+            self.cache.compact_path(tokens, namespace=request.namespace, max_entries=self.sequences.max_compacted)
         except Exception:
             # The answer is stored, and every step of compaction leaves the tree consistent.
             log.exception("cannot compact the stored path of a chat")

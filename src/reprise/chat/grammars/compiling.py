@@ -40,6 +40,9 @@ MAX_CHARACTERS = STACKS[0] // _STACK_PER_CHARACTER
 LIMITS = {"max_grammar_size": 200_000, "max_lexer_states": 64_000}
 """A state of the lexer takes up to 2 kB, in every answer that is being written."""
 
+_stack_size_lock = threading.Lock()
+"""Held while the stack size of new threads is another one: it is the process's, and models compile at once."""
+
 _trials = TrialProcesses()
 
 
@@ -117,19 +120,19 @@ class GrammarCompiler:
 
     def _start(self, text: str, param: str) -> Future[Compiled]:
         """Begin to compile. Threads get the stack that is set when they start."""
-        before = threading.stack_size()
         for stack in STACKS[STACKS.index(self._stack) :]:
             self._stack = stack
             if self._pool is None:
                 self._pool = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="grammar")
-            threading.stack_size(stack)
-            try:
-                return self._pool.submit(self._compile, text, param)
-            except (RuntimeError, MemoryError):
-                # The address space is limited (`ulimit -v`).
-                self._pool = None
-            finally:
-                threading.stack_size(before)
+            with _stack_size_lock:
+                before = threading.stack_size(stack)
+                try:
+                    return self._pool.submit(self._compile, text, param)
+                except (RuntimeError, MemoryError):
+                    # The address space is limited (`ulimit -v`).
+                    self._pool = None
+                finally:
+                    threading.stack_size(before)
         raise BadRequest(
             "There is not enough memory to compile the grammar. Raise `ulimit -v` of the server.", param=param
         )
