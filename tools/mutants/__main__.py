@@ -1,8 +1,10 @@
 """Runs the mutants: each in a copy of the source, with the tests that should notice it.
 
     python -m tools.mutants [--only WORD] [--list]
+    python -m tools.mutants --random N [--seed S] [--below cache/]
 
-`--list` says in a second where each is planted, and runs nothing. Exits with 1 if one survives or has no place.
+`--list` says in a second where each is planted, and runs nothing. `--random` draws bugs from small slips at any place
+of the source instead, judged by the tests of their package. Exits with 1 if one survives or has no place.
 """
 
 import argparse
@@ -12,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 
@@ -29,6 +31,7 @@ from tools.mutants.of_engine import ENGINE_MUTANTS
 from tools.mutants.of_loop import LOOP_MUTANTS
 from tools.mutants.of_ranks import RANK_MUTANTS
 from tools.mutants.of_schedule import SCHEDULE_MUTANTS
+from tools.mutants.operators import random_mutants
 from tools.mutants.place import PlantedText, Unplaced, placed
 from tools.mutants.source import functions_below
 
@@ -113,12 +116,10 @@ def judge(place: PlantedText, source: Path, tests: tuple[str, ...]) -> MutantVer
     return MutantVerdict.NO_END if failure == _NO_END else MutantVerdict.KILLED
 
 
-def run(chosen: Sequence[Mutant], source: Path) -> int:
+def run(chosen: Sequence[Mutant], places: Mapping[str, PlantedText | Unplaced], source: Path) -> int:
     """Judge each in a copy of the source. How many were killed; -1 where nothing can be said."""
-    functions = functions_below(source)
-    places = {mutant.name: placed(mutant, functions) for mutant in chosen}
     for tests in sorted({mutant.tests for mutant in chosen if isinstance(places[mutant.name], PlantedText)}):
-        failure = failure_of(source.parent, tests)
+        failure = failure_of(source, tests)
         if failure is not None:
             print(f"{failure}\n{' '.join(tests)}: red without any planted bug; nothing can be said.")
             return -1
@@ -127,7 +128,7 @@ def run(chosen: Sequence[Mutant], source: Path) -> int:
         start = time.monotonic()
         place = places[mutant.name]
         verdicts.append(
-            judge(place, source.parent, mutant.tests) if isinstance(place, PlantedText) else MutantVerdict.UNPLACED
+            judge(place, source, mutant.tests) if isinstance(place, PlantedText) else MutantVerdict.UNPLACED
         )
         elapsed_s = time.monotonic() - start
         reason = f": {place.reason}" if isinstance(place, Unplaced) else ""
@@ -149,6 +150,9 @@ def show(chosen: Sequence[Mutant], source: Path) -> int:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="those whose name or function has this word")
+    parser.add_argument("--random", type=int, default=0, metavar="N", help="this many random bugs instead")
+    parser.add_argument("--seed", type=int, default=0, help="with --random")
+    parser.add_argument("--below", default="", help="with --random: only in files whose path begins with this")
     parser.add_argument("--list", action="store_true", help="say where each is planted and stop")
     options = parser.parse_args()
     chosen = [m for m in MUTANTS if options.only in m.name or options.only in m.function]
@@ -159,7 +163,16 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder) / "src"
         shutil.copytree(ROOT / "src", source, ignore=shutil.ignore_patterns("__pycache__"))
-        num_killed = run(chosen, source / "reprise")
+        functions = functions_below(source / "reprise")
+        if options.random > 0:
+            drawn = random_mutants(
+                functions, source / "reprise", num=options.random, seed=options.seed, below=options.below
+            )
+            chosen = [mutant for mutant, _ in drawn.values()]
+            places = {name: place for name, (_, place) in drawn.items()}
+        else:
+            places = {mutant.name: placed(mutant, functions) for mutant in chosen}
+        num_killed = run(chosen, places, source)
     if num_killed >= 0:
         print(f"{num_killed} of {len(chosen)} killed")
     return 0 if num_killed == len(chosen) else 1

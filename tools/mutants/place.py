@@ -52,7 +52,7 @@ def placed(mutant: Mutant, functions: Sequence[SourceFunction]) -> PlantedText |
     if len(best) > 1:
         return Unplaced(f"{mutant.function} has {len(best)} such places")
     function, nodes, names = best[0]
-    text = _planted(function.file.read_text(), nodes, mutant.new, names)
+    text = planted(function.file.read_text(), nodes, mutant.new, names)
     return PlantedText(file=function.file, text=text)
 
 
@@ -77,7 +77,7 @@ def _elsewhere(mutant: Mutant, functions: Sequence[SourceFunction]) -> str:
     return f"; the code stands in {', '.join(sorted(exact))}" if 0 < len(exact) <= _MOST_NAMED else ""
 
 
-def _planted(text: str, nodes: Sequence[ast.AST], new: str, names: Names) -> str:
+def planted(text: str, nodes: Sequence[ast.AST], new: str, names: Names) -> str:
     """The file's text with `new` in the place of the nodes."""
     lines = [line.encode() for line in text.splitlines(keepends=True)]
     first, last = nodes[0], nodes[-1]
