@@ -119,6 +119,20 @@ def test_read_on_behind_every_event(path: str) -> None:
         assert beyond.status_code == 400 and f"the last one of this answer is {len(events) - 1}" in beyond.text
 
 
+def test_the_number_of_an_event_is_read_as_it_is_written() -> None:
+    with server_of(says(TEXT)) as (_, client):
+        response = client.post("/v1/responses", json={**APIS["/v1/responses"], "stream": True}, headers=HEADER)
+        address, answer = response.headers["x-reprise-stream"], f"/v1/responses/{response.headers['x-request-id']}"
+        for number in ("1.0", "+1", "1_0", "01", "-0", "-2", "x", "", "9" * 400):
+            by_header = {"headers": {"Last-Event-ID": number}}
+            for refused in (
+                client.get(address, **by_header),
+                client.get(answer, params={"stream": True}, **by_header),
+                client.get(answer, params={"stream": True, "starting_after": number}),
+            ):
+                assert refused.status_code == 400 and "number of an event" in refused.text, (number, refused.text)
+
+
 @pytest.mark.parametrize("path", APIS)
 def test_a_connection_that_breaks_after_any_event(path: str) -> None:
     """It breaks while the answer is being made; what was read before and after is the answer, each event once."""

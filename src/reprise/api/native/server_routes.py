@@ -13,7 +13,7 @@ from reprise.api.http.encoding import JsonResponse
 from reprise.api.service.models import model_body
 from reprise.api.service.records import record_body
 from reprise.api.wire.body_reading import api_router
-from reprise.api.wire.context import Context, ModelName, Namespace, OfServer
+from reprise.api.wire.context import Context, EventNumber, ModelName, Namespace, OfServer
 from reprise.core.backend import Status
 from reprise.core.metrics import health_fields
 
@@ -143,7 +143,7 @@ async def read_on(
     request_id: str,
     context: OfServer,
     namespace: Namespace,
-    last_event_id: Annotated[int, Header(ge=-1)] = -1,
+    last_event_id: Annotated[EventNumber, Header()] = -1,
 ) -> Response:
     """The stream of an answer in the background, from behind the event that `Last-Event-ID` names, or from the first.
 

@@ -21,7 +21,7 @@ from reprise.api.service.exchange import AnswerDelta, AnswerEnd, Began, ServiceR
 from reprise.api.service.reply import Reply
 from reprise.api.wire.background import refuse_unstreamed
 from reprise.api.wire.body_reading import api_router
-from reprise.api.wire.context import Context, GoesOn, InContext, Namespace
+from reprise.api.wire.context import Context, EventNumber, GoesOn, InContext, Namespace
 from reprise.core.errors import BadRequest, ContextTooLong, NotFound, RequestCancelled
 
 router = api_router("OpenAI")
@@ -106,8 +106,8 @@ async def get_response(
     namespace: Namespace,
     *,
     stream: bool = False,
-    starting_after: Annotated[int, Query(ge=-1)] = -1,
-    last_event_id: Annotated[int, Header(ge=-1)] = -1,
+    starting_after: Annotated[EventNumber, Query()] = -1,
+    last_event_id: Annotated[EventNumber, Header()] = -1,
 ) -> Response:
     """A response that is kept, or is made in the background.
 

@@ -136,8 +136,8 @@ class EventHub:
 
     def _place_of(self, last_id: str | None) -> int | None:
         boot, _, number = (last_id or "").rpartition("-")
-        is_ours = boot == self._boot and number.isascii() and number.isdigit()
-        place = int(number) if is_ours and len(number) < 19 else None
+        is_ours = boot == self._boot and number.isascii() and number.isdigit() and len(number) < 19
+        place = int(number) if is_ours and str(int(number)) == number else None
         # What was told before the ring began is not known any more.
         is_known = place is not None and (not self._ring or self._ring[0].number <= place + 1 <= self._number + 1)
         return place if is_known and (self._ring or place == self._number) else None

@@ -1,9 +1,11 @@
 """What routes find in the application: the service and its limits, and whom a request comes from."""
 
+import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, cast
 
 from fastapi import Depends, Header, Query, Request
+from pydantic import BeforeValidator
 
 from reprise.api.http.errors import Shapes
 from reprise.api.service.models import Models, ServedModel
@@ -12,7 +14,7 @@ from reprise.api.watch.event_hub import EventHub
 from reprise.api.watch.ledger import Ledger
 from reprise.api.watch.prometheus import Metrics
 from reprise.api.wire.background import HEADER, BackgroundAnswers
-from reprise.core.errors import NotFound
+from reprise.core.errors import BadRequest, NotFound
 from reprise.core.settings import Settings
 
 if TYPE_CHECKING:
@@ -103,6 +105,19 @@ Namespace = Annotated[str, Depends(_namespace)]
 """The namespace of the caller's API key: its responses, records and pins are its own.
 
 The prefix cache is shared unless `ChatService.cache_namespace` says otherwise."""
+
+
+def _event_number(given: object) -> int:
+    if not isinstance(given, str) or re.fullmatch(r"-1|0|[1-9][0-9]{0,14}", given) is None:
+        raise BadRequest(
+            "`Last-Event-ID` and `starting_after` take the number of an event, such as 41, or -1 for all events; "
+            f"not {str(given)[:80]!r}."
+        )
+    return int(given)
+
+
+EventNumber = Annotated[int, BeforeValidator(_event_number)]
+"""After which event of a background answer its stream continues, written as the server writes it."""
 
 GoesOn = Annotated[bool, Header(alias=HEADER)]
 """The header by which a stream goes on without its client (`api/wire/background.py`)."""
