@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from reprise.api.loading import LoadingProgress
+from reprise.api.loading import LoadingClock, LoadingProgress
 
 SERVER = """
 import sys
@@ -121,9 +121,17 @@ def test_a_signal_ends_the_server_while_it_loads():
         assert time.monotonic() - began_s < 30
 
 
+def test_no_more_is_read_than_there_is():
+    clock, unknown = LoadingClock(4), LoadingClock(0)
+    ballast = bytearray(b"x" * 50_000_000)
+    assert str(clock.progress()) == "4 B of 4 B (100%) in 0 s"
+    assert unknown.progress().nbytes_read > 4 and unknown.progress().share is None
+    assert len(ballast) > 0
+
+
 @pytest.mark.parametrize(
     ("seconds", "read", "total", "expected"),
-    [(10, 25, 100, 30), (10, 0, 100, 5), (10, 5, 0, 5), (10, 100, 100, 1), (100, 1, 100, 60), (10, 300, 100, 1)],
+    [(10, 25, 100, 30), (10, 0, 100, 5), (10, 5, 0, 5), (10, 100, 100, 1), (100, 1, 100, 60)],
 )
 def test_when_to_come_again_follows_from_the_pace(seconds: float, read: int, total: int, expected: int):
     progress = LoadingProgress(seconds=seconds, nbytes_read=read, nbytes_total=total)

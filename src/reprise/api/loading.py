@@ -29,8 +29,8 @@ _UNKNOWN_RETRY_S = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadingProgress:
-    """How far loading is after `seconds`: this process has grown by `nbytes_read`, of the `nbytes_total` that the
-    weights have on disk (0: not known)."""
+    """How far loading is after `seconds`: `nbytes_read` of the `nbytes_total` that the weights have on disk (0: not
+    known)."""
 
     seconds: float
     nbytes_read: int
@@ -38,11 +38,12 @@ class LoadingProgress:
 
     def __post_init__(self) -> None:
         assert self.nbytes_read >= 0 and self.nbytes_total >= 0, self
+        assert self.nbytes_total == 0 or self.nbytes_read <= self.nbytes_total, self
 
     @property
     def share(self) -> float | None:
         """The part that is loaded, in [0, 1]; None where it is not known."""
-        return None if self.nbytes_total == 0 else min(1.0, self.nbytes_read / self.nbytes_total)
+        return None if self.nbytes_total == 0 else self.nbytes_read / self.nbytes_total
 
     @property
     def retry_after_s(self) -> int:
@@ -57,7 +58,7 @@ class LoadingProgress:
 
 
 class LoadingClock:
-    """Measures the progress, from when it is made."""
+    """Measures the progress, from when it is made, by how much the process grows."""
 
     def __init__(self, nbytes_total: int) -> None:
         self._nbytes_total = nbytes_total
@@ -65,9 +66,11 @@ class LoadingClock:
         self._before = psutil.Process().memory_info().rss
 
     def progress(self) -> LoadingProgress:
+        grown = max(0, psutil.Process().memory_info().rss - self._before)
         return LoadingProgress(
             seconds=time.monotonic() - self._begun_s,
-            nbytes_read=max(0, psutil.Process().memory_info().rss - self._before),
+            # Libraries and tokenizers are part of what it grows by.
+            nbytes_read=grown if self._nbytes_total == 0 else min(grown, self._nbytes_total),
             nbytes_total=self._nbytes_total,
         )
 
