@@ -8,7 +8,8 @@ from typing import Any, Literal
 
 from reprise.api.http.errors import Problem
 from reprise.api.openai.chat_reply import Decode, logprobs_body
-from reprise.api.service.exchange import AnswerEnd, EndReason, Usage
+from reprise.api.service.exchange import AnswerEnd, EndReason
+from reprise.api.service.reply import Reply
 from reprise.chat.answer import ContentDelta, Delta, ReasoningDelta, ToolCall
 from reprise.core.events import Sampled
 
@@ -42,19 +43,20 @@ def piece(kind: Kind, model: str, delta: OllamaDelta) -> dict[str, Any]:
     return {"model": model, "created_at": now_text(), **_said(kind, delta), "done": False}
 
 
-def last(kind: Kind, model: str, ended: AnswerEnd, usage: Usage, delta: OllamaDelta) -> dict[str, Any]:
+def last(kind: Kind, model: str, ended: AnswerEnd, reply: Reply, delta: OllamaDelta) -> dict[str, Any]:
     """The last line: why it ended, the counts in tokens, the durations in nanoseconds.
 
-    `prompt_eval_count` is the whole prompt, `prompt_cached_count` (our own) what of it was not computed.
+    `load_duration` is what passed before the engine had the request. `prompt_eval_count` is the whole prompt,
+    `prompt_cached_count` (our own) what of it was not computed.
     """
-    outcome = ended.outcome
+    outcome, usage, load_s = ended.outcome, reply.usage, reply.render_s
     decode_s = 0.0 if outcome.ttft_s is None else outcome.total_s - outcome.ttft_s
     return piece(kind, model, delta) | {
         "done": True,
         # A call is a stop to Ollama's clients.
         "done_reason": "length" if ended.reason is EndReason.LENGTH else "stop",
-        "total_duration": int(outcome.total_s * _NS),
-        "load_duration": 0,
+        "total_duration": int((load_s + outcome.total_s) * _NS),
+        "load_duration": int(load_s * _NS),
         "prompt_eval_count": usage.num_prompt,
         "prompt_eval_duration": int(outcome.prefill_s * _NS),
         "prompt_cached_count": usage.num_cached,

@@ -99,7 +99,7 @@ async def show(body: ShowBody, context: InContext) -> dict[str, Any]:
         model_info[f"{kind}.context_length"] = served.context
     return {
         "modelfile": f"FROM {served.id}\n",
-        "parameters": "",
+        "parameters": _parameters(served),
         "template": text.template_source,
         "details": _details(served),
         "model_info": model_info,
@@ -157,7 +157,7 @@ async def _whole(kind: Kind, context: Context, body: OllamaChatBody | GenerateBo
     (ended,) = reply.ended
     answer, served = ended.answer, context.service.served
     delta = OllamaDelta(content=answer.content or "", thinking=answer.reasoning or "", calls=answer.tool_calls)
-    return with_logprobs(last(kind, served.id, ended, reply.usage, delta), tokens, served.text.decode)
+    return with_logprobs(last(kind, served.id, ended, reply, delta), tokens, served.text.decode)
 
 
 async def _tell(kind: Kind, context: Context, reply: Reply) -> AsyncGenerator[str, None]:
@@ -176,7 +176,7 @@ async def _tell(kind: Kind, context: Context, reply: Reply) -> AsyncGenerator[st
             case AnswerEnd():
                 if event.answer.tool_calls:
                     yield line(piece(kind, served.id, OllamaDelta(calls=event.answer.tool_calls)))
-                yield line(last(kind, served.id, event, reply.usage, OllamaDelta()))
+                yield line(last(kind, served.id, event, reply, OllamaDelta()))
 
 
 def _running(served: Served) -> dict[str, Any]:
@@ -203,6 +203,21 @@ def _model(served: Served) -> dict[str, Any]:
     }
 
 
+def _parameters(served: Served) -> str:
+    """The sampling of requests that do not choose theirs, as lines of a Modelfile."""
+    sampling, _ = served.sampling.sampling({})
+    chosen = {name: getattr(sampling, name) for name in ("temperature", "top_p", "top_k", "min_p")}
+    return "\n".join(f"{name:<30} {value:g}" for name, value in chosen.items())
+
+
+def _count_text(count: int) -> str:
+    """A number as Ollama writes it: 7.6B."""
+    for unit, size in (("B", 1e9), ("M", 1e6), ("K", 1e3)):
+        if count >= size:
+            return f"{count / size:.1f}{unit}"
+    return str(count)
+
+
 def _details(served: Served) -> dict[str, Any]:
     family = served.architecture or "unknown"
     return {
@@ -210,8 +225,8 @@ def _details(served: Served) -> dict[str, Any]:
         "format": "mlx",
         "family": family,
         "families": [family],
-        "parameter_size": "",
-        "quantization_level": "",
+        "parameter_size": "" if served.num_parameters is None else _count_text(served.num_parameters),
+        "quantization_level": served.quantisation,
     }
 
 

@@ -45,6 +45,9 @@ class Served:
     """So many of which kind, in words; empty: not known."""
     nbytes: int = 0
     """Of the weights; 0: not known."""
+    num_parameters: int | None = None
+    quantisation: str = ""
+    """The weights' format in a few words; empty: not known."""
     accepts_any_name: bool = False
     adapter_names: tuple[str, ...] = ()
     """What requests may call the adapter that the model has; none: it has no adapter."""
@@ -116,6 +119,8 @@ def served_model(loaded: "LoadedModel", settings: Settings, *, text: TextModel |
         created=int(time.time()),
         architecture=loaded.architecture,
         nbytes=loaded.nbytes,
+        num_parameters=loaded.num_parameters,
+        quantisation=loaded.quantisation,
         accepts_any_name=settings.accepts_any_model,
         adapter_names=names_of_adapter(settings.adapter_path),
     )

@@ -35,6 +35,7 @@ from reprise.engine.models.model_files import (
     WEIGHTS,
     check_quantisation,
     check_weights,
+    quantisation,
     quantisation_method,
     read_config,
 )
@@ -63,6 +64,10 @@ class LoadedModel:
     context: int | None
     nbytes: int
     fingerprint: str
+    num_parameters: int | None = None
+    """None: not known, as where each rank has a part of them."""
+    quantisation: str = ""
+    """The weights' format in a few words; empty: not known."""
     shared_nbytes: int = 0
     """Of `nbytes`: what this model holds together with `base`."""
     base: LoadedModel | None = None
@@ -105,7 +110,7 @@ def load_model(
     """
     directory = model_directory(source, downloads=downloads)
     config = check_config(read_config(directory, source), source)
-    check_weights(directory, source)
+    summary = check_weights(directory, source)
     try:
         model, tokenizer, config = mlx_lm_utils.load(
             str(directory),
@@ -141,10 +146,19 @@ def load_model(
         vocab_size=vocab_size,
         context=context_of(config),
         nbytes=sum(array.nbytes for array in weights.values()),
+        num_parameters=None if shard is not None else _num_parameters(model),
+        quantisation=quantisation(config, summary),
         fingerprint=fingerprint_of(weights, _facts(config, kv_bits, kv_group_size)),
         config=config,
         sampling=read_generation_config(_generation_config(directory, source), vocab_size=vocab_size),
     )
+
+
+def _num_parameters(model: nn.Module) -> int | None:
+    try:
+        return mlx_lm_utils.get_total_parameters(model)
+    except AttributeError:
+        return None  # A layer that is quantized in another form than mlx-lm's.
 
 
 def on_weights_of(
