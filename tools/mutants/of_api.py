@@ -23,6 +23,20 @@ _ALIASES = ("tests/api/test_model_aliases.py",)
 
 API_MUTANTS = (
     _mutant(
+        "_summary_request",
+        "the turn after a compaction is settled as if the summary were an answer",
+        "replace(request, next_chat=next_chat)",
+        "request",
+        tests=("tests/api/test_compact.py",),
+    ),
+    _mutant(
+        "Models.asked",
+        "a request that names none of several models is answered by the first",
+        "len(self.all) > 1",
+        "False",
+        tests=("tests/api/test_models.py", "-k", "has_to_be_named"),
+    ),
+    _mutant(
         "EventHub._look",
         "an idle server that is watched sends its counters twice a second",
         "counters.keys() - _OWN_TRACES",

@@ -21,8 +21,9 @@ from reprise.api.responses.store import Stored
 from reprise.api.service.exchange import ServiceRequest
 from reprise.api.service.reasoning_signature import encode_reasoning
 from reprise.api.service.service import ChatService
+from reprise.api.wire.background import refuse_unstreamed
 from reprise.api.wire.body_reading import api_router
-from reprise.api.wire.context import Context, InContext, Namespace
+from reprise.api.wire.context import Context, GoesOn, InContext, Namespace
 from reprise.chat.answer import Answer
 from reprise.chat.request import ChatRequest
 from reprise.core.errors import BadRequest, EngineFailed
@@ -43,8 +44,11 @@ class CompactBody(ResponsesBody):
 
 
 @router.post("/v1/responses/compact", response_model=None)
-async def compact(body: CompactBody, request: Request, context: InContext, namespace: Namespace) -> JsonResponse:
+async def compact(
+    body: CompactBody, request: Request, context: InContext, namespace: Namespace, goes_on: GoesOn = False
+) -> JsonResponse:
     """Summarise a chat. The next turn is prefilled while idle, up to the user's next words."""
+    refuse_unstreamed(goes_on=goes_on)
     made = await while_connected(request.receive, _compacted(body, context, namespace))
     return JsonResponse(made, headers={"x-request-id": made["id"]})
 
@@ -54,7 +58,9 @@ async def _compacted(body: CompactBody, context: Context, namespace: str) -> dic
     previous = None if previous_id is None else context.responses.get(previous_id, namespace=namespace)
     asked = with_referenced_items(_asked(body, previous), lambda one: context.responses.item(one, namespace=namespace))
     kept = [_kept_message(item) for item in (*_earlier(previous), *input_items(asked)) if _is_kept(item)]
-    request = await service.off_loop(lambda: _request(asked, previous, kept, namespace=namespace, service=service))
+    request = await service.off_loop(
+        lambda: _summary_request(asked, previous, kept, namespace=namespace, service=service)
+    )
     reply = await service.start(request)
     async with reply:
         async for _ in reply.events():
@@ -88,7 +94,7 @@ def _asked(body: CompactBody, previous: Stored | None) -> ResponsesBody:
     return body.model_copy(update=update)
 
 
-def _request(
+def _summary_request(
     body: ResponsesBody,
     previous: Stored | None,
     kept: Sequence[dict[str, Any]],
