@@ -11,6 +11,7 @@ _LAWS = (
 )
 _CHECK = ("tests/cache/test_check.py",)
 _POLICY = ("tests/cache/test_policy.py", "tests/simulate")
+_LINEAGE = ("tests/cache/test_lineage.py",)
 _PINS = ("tests/cache/test_pins.py",)
 _ROWS = ("tests/cache/test_logits_rows.py",)
 _LEARNING = ("tests/cache/test_reuse_rate.py",)
@@ -252,7 +253,8 @@ STORE = (
     _mutant(
         "PrefixCache._cut_tail",
         "what is left of a shortened chat can never be evicted",
-        "made = self.tree.add_checkpoint(end, end.stop, BoundaryKind.INTERVAL, stable_at=stable_at)\n"
+        "made = self.tree.add_checkpoint(\n"
+        "    end, end.stop, BoundaryKind.INTERVAL, is_auxiliary=is_auxiliary, stable_at=behind.stable_at\n)\n"
         "self.tree.inherit_uses(made)\nself.order.place(made)",
         "",
     ),
@@ -472,9 +474,39 @@ WORTH = (
     _mutant(
         "PrefixCache._cut_tail",
         "an end that was cut is not known to be behind its stable boundary any more",
-        "self.tree.add_checkpoint(end, end.stop, BoundaryKind.INTERVAL, stable_at=stable_at)",
-        "self.tree.add_checkpoint(end, end.stop, BoundaryKind.INTERVAL)",
+        "self.tree.add_checkpoint(\n"
+        "    end, end.stop, BoundaryKind.INTERVAL, is_auxiliary=is_auxiliary, stable_at=behind.stable_at\n)",
+        "self.tree.add_checkpoint(end, end.stop, BoundaryKind.INTERVAL, is_auxiliary=is_auxiliary)",
         _POLICY,
+    ),
+    _mutant(
+        "PrefixCache._cut_tail",
+        "what a title left is a chat's once a part of it was evicted",
+        "self.tree.add_checkpoint(\n"
+        "    end, end.stop, BoundaryKind.INTERVAL, is_auxiliary=is_auxiliary, stable_at=behind.stable_at\n)",
+        "self.tree.add_checkpoint(end, end.stop, BoundaryKind.INTERVAL, stable_at=behind.stable_at)",
+        _LINEAGE,
+    ),
+    _mutant(
+        "EvictionOrder.evicted_from",
+        "the trunk of a sub-agent goes with its tail",
+        "max(start, trunk_at)",
+        "start",
+        _LINEAGE,
+    ),
+    _mutant(
+        "Lineages.trunk_of_ended",
+        "an id ends what another chat brought here",
+        "first_visit < ended.first",
+        "False",
+        _LINEAGE,
+    ),
+    _mutant(
+        "Lineages._of",
+        "an id reaches into another namespace",
+        "found.namespace == namespace",
+        "True",
+        _LINEAGE,
     ),
     _mutant(
         "_table",

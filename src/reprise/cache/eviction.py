@@ -13,6 +13,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from itertools import count, islice, pairwise
 
+from reprise.cache.lineage import Lineages
 from reprise.cache.node import Checkpoint, Node, Segment, Segments, Walk, cut_segments, subtree
 from reprise.cache.pins import Pins
 from reprise.cache.policy import EvictionCandidate, Policy
@@ -36,6 +37,7 @@ class EvictionOrder:
 
     def __init__(self, policy: Policy, tree: RadixTree, pins: Pins) -> None:
         self.policy = policy
+        self.lineages = Lineages()
         self._tree = tree
         self._pins = pins
         self._heap: list[tuple[float, int, Checkpoint]] = []
@@ -155,14 +157,12 @@ class EvictionOrder:
         """What is known about a checkpoint in the tree. O(depth) at worst."""
         node, layout = checkpoint.node, self._tree.layout
         is_end = not node.children and checkpoint.position == node.stop
-        if is_end and layout.resumes_anywhere:
-            lower = evicted_from(checkpoint, self._tree.sizes.tail, self._pins.holds)
-        else:
-            lower = _checkpoint_below(checkpoint)
+        lower = self.evicted_from(checkpoint) if is_end and layout.resumes_anywhere else _checkpoint_below(checkpoint)
         resume_at = lower
         if not layout.resumes_anywhere and not checkpoint.is_superseded:
             # Superseded checkpoints are evicted first, so they cannot be counted on.
             resume_at = _current_below(node, checkpoint.position - 1)
+        trunk_at = self.lineages.trunk_of_ended(node.last_visit, node.first_visit)
         return EvictionCandidate(
             kind=checkpoint.kind,
             cost=checkpoint.position - resume_at,
@@ -177,7 +177,18 @@ class EvictionOrder:
             first_visit=node.first_visit,
             num_passes=node.num_uses,
             is_tail=is_end and layout.resumes_anywhere and is_tail(checkpoint),
+            has_ended=trunk_at is not None and checkpoint.position > trunk_at,
+            alive_at=self.lineages.alive_at(node.last_visit),
         )
+
+    def evicted_from(self, end: Checkpoint) -> int:
+        """The position from which a path is dropped when its end is evicted, if every position is resumable.
+
+        Never across its stable boundary, and of a chat that has ended never across the end of its trunk.
+        """
+        start = evicted_from(end, self._tree.sizes.tail, self._pins.holds)
+        trunk_at = self.lineages.trunk_of_ended(end.node.last_visit, end.node.first_visit)
+        return start if trunk_at is None or end.position <= trunk_at else max(start, trunk_at)
 
     def new_candidate(
         self, walk: Walk, position: int, nbytes: int, *, kind: BoundaryKind, visit: int | None, is_auxiliary: bool

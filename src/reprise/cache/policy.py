@@ -30,6 +30,8 @@ class EvictionCandidate:
     `last_use`, `now`: the cache's clock. `num_uses`: requests that resumed here. `num_branches`: paths that continue
     from here. `last_visit`, `first_visit`: the numbers of the last and first prompt on its path (None: not known).
     `num_passes`: requests whose path leads through it. `is_tail`: it lies past the stable boundary of its path.
+    `has_ended`: only a chat that will not go on brought it here. `alive_at`: the number of the last prompt sent on
+    behalf of its chat, which waits for it.
     """
 
     kind: BoundaryKind
@@ -45,6 +47,8 @@ class EvictionCandidate:
     first_visit: int | None = None
     num_passes: int = 0
     is_tail: bool = False
+    has_ended: bool = False
+    alive_at: int | None = None
 
 
 class Policy(Protocol):
@@ -91,7 +95,8 @@ class ExpectedSaving:
     learned from all chats, evicted ones included (`reprise.cache.reuse_rate`), as is the rate at which new paths branch
     off shared ones. The length of the answer refines the estimate: a one-word answer usually ends a task. How often the
     next turn repeats what lies past the stable boundary is learned for all chats together. When a chat continues
-    elsewhere, what it left has a negative score and is evicted first, the least useful first. New entries that are
+    elsewhere or has ended, what it left has a score below -1 and is evicted first, the least useful first; then what
+    auxiliary requests brought, so that these never displace a chat. New entries that are
     expected to save less than anything stored are not stored, so one-off prompts do not displace chats.
     """
 
@@ -139,30 +144,32 @@ class ExpectedSaving:
         if candidate.nbytes == 0:
             return 0.0
         saved = candidate.cost / candidate.nbytes
-        rate = self._turns.rate(candidate.last_visit)
+        rate = self._turns.rate(candidate.last_visit, since=candidate.alive_at)
         branched_at = self._history.last_continuation(candidate.first_visit)
         if branched_at is not None:
             rate += self._branches.rate(branched_at)
         if candidate.num_branches > 1:
             rate = max(rate, self._rate_of_passes(candidate))
-        if candidate.is_auxiliary:
-            rate *= 0.1
         if candidate.is_tail:
             rate *= self._tails_met / (self._tails_met + self._tails_missed)
         score = saved * rate
-        return score if not self._is_left_behind(candidate) else -1.0 / (1.0 + score)
+        if self._is_left_behind(candidate):
+            return -1.0 - 1.0 / (1.0 + score)
+        return -1.0 / (1.0 + score) if candidate.is_auxiliary else score
 
     def admits(self, new: EvictionCandidate, than: float) -> bool:
         return self.score(new) >= than
 
     def review_at(self, candidate: EvictionCandidate) -> int | None:
-        return self._turns.next_step_at(candidate.last_visit)
+        return self._turns.next_step_at(candidate.last_visit, since=candidate.alive_at)
 
     def evicted(self, candidate: EvictionCandidate, score: float) -> None:
         pass
 
     def _is_left_behind(self, candidate: EvictionCandidate) -> bool:
-        """Whether its chat has continued elsewhere. What two requests resumed from is shared, so it is not."""
+        """Whether its chat has ended or continued elsewhere. What two requests resumed from is shared, so it is not."""
+        if candidate.has_ended and candidate.num_branches <= 1:
+            return True
         if candidate.num_branches > 1 or candidate.num_uses > 1:
             return False
         return candidate.is_superseded or (

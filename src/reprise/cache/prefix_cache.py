@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from reprise.cache.eviction import EvictionOrder, end_of_use, evicted_from, superseded_beside, superseded_on, trimmed
+from reprise.cache.eviction import EvictionOrder, end_of_use, superseded_beside, superseded_on, trimmed
 from reprise.cache.logits_rows import LogitsRows
 from reprise.cache.lookup import (
     Match,
@@ -31,6 +31,7 @@ from reprise.cache.policy import EvictionCandidate, ExpectedSaving, Policy
 from reprise.cache.tree import RadixTree
 from reprise.core.clock import Clock, monotonic
 from reprise.core.inspection import LastUse
+from reprise.core.job import Lineage
 from reprise.core.kinds import Full, KvKind, Layout
 from reprise.core.pin import Pin, PinList, pin_id
 from reprise.core.prompt import BoundaryKind
@@ -178,6 +179,26 @@ class PrefixCache:
         """
         if lease.number is not None:
             self.order.policy.answered(lease.number, num_tokens)
+
+    def note_lineage(self, job_id: str, lease: Lease, lineage: Lineage, *, trunk_at: int, namespace: str) -> None:
+        """Record what this lease's request tells of other chats; `trunk_at`: its system prompt and tools end there.
+
+        O(nodes used since the ended chats were).
+        """
+        ended = self.order.lineages.arrive(job_id, lease, lineage, trunk_at=trunk_at, namespace=namespace)
+        root = self.tree.roots.get(namespace)
+        if not ended or root is None:
+            return
+        # A path is used with everything above it, so below a node that was not used since there is nothing to find.
+        stack = list(root.children.values())
+        while stack:
+            node = stack.pop()
+            if node.last_visit is None or node.last_visit < min(ended):
+                continue
+            stack.extend(node.children.values())
+            if node.last_visit in ended:
+                for checkpoint in node.checkpoints.values():
+                    self.order.place(checkpoint)
 
     def release(self, lease: Lease) -> None:
         """Release the lease, and drop what was kept only for it. Releasing twice is a bug."""
@@ -542,13 +563,13 @@ class PrefixCache:
             self._trim_path(node, position)
             self._prune(node)
             return
-        cut = evicted_from(checkpoint, self.tree.sizes.tail, self.pins.holds)
+        cut = self.order.evicted_from(checkpoint)
         self._drop(checkpoint)
         if is_end:
             # Only expired pins are checkpoints inside an edge here.
             for behind in [c for c in node.checkpoints.values() if c.position > cut]:
                 self._drop(behind)
-            self._cut_tail(node, cut, stable_at=checkpoint.stable_at)
+            self._cut_tail(node, cut, behind=checkpoint)
 
     def _drop(self, checkpoint: Checkpoint) -> None:
         """Remove a checkpoint from the tree, the order, the rows and the pins."""
@@ -557,15 +578,20 @@ class PrefixCache:
         self.pins.discard(checkpoint)
         self.order.remove(checkpoint)
 
-    def _cut_tail(self, leaf: Node, stop: int, *, stable_at: int | None) -> None:
-        """Drop ``[stop, leaf.stop)``, and add a checkpoint at the path's new end so that it can be evicted."""
-        end = leaf
+    def _cut_tail(self, leaf: Node, stop: int, *, behind: Checkpoint) -> None:
+        """Drop ``[stop, leaf.stop)``, and add a checkpoint at the path's new end so that it can be evicted.
+
+        `behind`: what was the end until now.
+        """
+        end, is_auxiliary = leaf, behind.is_auxiliary and stop > leaf.start
         if stop > leaf.start:
             self.tree.shorten(leaf, stop)
         else:
             end = self._remove(leaf)
         if end.parent is not None and not end.children and end.stop not in end.checkpoints:
-            made = self.tree.add_checkpoint(end, end.stop, BoundaryKind.INTERVAL, stable_at=stable_at)
+            made = self.tree.add_checkpoint(
+                end, end.stop, BoundaryKind.INTERVAL, is_auxiliary=is_auxiliary, stable_at=behind.stable_at
+            )
             self.tree.inherit_uses(made)
             self.order.place(made)
 

@@ -254,16 +254,16 @@ class ReuseRateEstimator:
             self._waiting_now[one.kind, step] -= 1
             self._returned[one.kind, step] += 1
 
-    def rate(self, number: int | None) -> float:
-        """Expected uses per prompt of waiting, for what has waited since prompt `number`."""
+    def rate(self, number: int | None, *, since: int | None = None) -> float:
+        """Expected uses per prompt of waiting, for what has waited since prompt `number`, or since a later one."""
         one = self._ring[number % MEMORY] if self._is_remembered(number) else None
         if one is None or number is None:
             return float(self._rates[0, -1])
-        return float(self._rates[one.kind, _step_of(self._now - number)])
+        return float(self._rates[one.kind, _step_of(self._now - max(number, since or 0))])
 
-    def next_step_at(self, number: int | None) -> int:
-        """The prompt at which what has waited since prompt `number` enters the next age step."""
-        begun = 0 if number is None else number
+    def next_step_at(self, number: int | None, *, since: int | None = None) -> int:
+        """The prompt at which what has waited since prompt `number`, or a later one, enters the next age step."""
+        begun = max(number or 0, since or 0)
         step = _step_of(self._now - begun)
         return begun + _STARTS[step + 1] if step + 1 < _STEPS else self._now + MEMORY
 

@@ -87,6 +87,8 @@ def _claude_variables(server: ServerAddress) -> dict[str, str]:
         # Otherwise the prompt would begin with a line that changes with every request.
         "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",
         "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+        # It then says which of its requests are titles and the like.
+        "CLAUDE_CODE_GATEWAY_HINT_HEADERS": "1",
         "CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(server.context),
         "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(server.answer),
         "API_TIMEOUT_MS": str(_PATIENCE_MS),

@@ -33,6 +33,8 @@ _PARTS = (
 )
 _STATES = {"ready": "cyan", "loading": "yellow", "unloaded": "bright_black"}
 _BAR = 16
+_CHAT_CHARS = 27
+"""Session and agent, 12 characters of each."""
 
 
 def top(
@@ -157,10 +159,12 @@ def _requests(records: Sequence[Mapping[str, Any]], *, names_model: bool) -> "Re
     from rich.text import Text  # noqa: PLC0415
 
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bright_black")
+    names_chat = any(record.get("chat") for record in records)
     for name, is_number in (
         ("time", 0),
         *((("model", 0),) if names_model else ()),
         ("api", 0),
+        *((("chat", 0),) if names_chat else ()),
         ("prompt", 1),
         ("", 0),
         ("reused", 1),
@@ -176,6 +180,7 @@ def _requests(records: Sequence[Mapping[str, Any]], *, names_model: bool) -> "Re
             datetime.fromtimestamp(record["created"]).strftime("%H:%M:%S"),
             *([Text(_printable(record["model"]))] if names_model else []),
             Text(_printable(record["api"])),
+            *([Text(_printable(record.get("chat") or "")[:_CHAT_CHARS])] if names_chat else []),
             f"{record['prompt_tokens']:,}" if has_counts else "",
             _bar(record["sources"]) if has_counts else "",
             f"{record['reused']:,}" if has_counts else "",

@@ -43,6 +43,8 @@ class InspectedRequest:
     namespace: str
     owner: str
     """Who sent it: the namespace itself, or one of those who share it."""
+    chat: str | None
+    """The client's name for the conversation, if any."""
     purpose: Purpose
     phase: PhaseName
     is_auxiliary: bool

@@ -105,6 +105,30 @@ class ForcingConstraint(Constraint, Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndedChat:
+    """A chat that will not go on, by the first and the last of its jobs."""
+
+    first_job: str
+    last_job: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lineage:
+    """What a request tells of other chats of its sender, by the ids of their jobs. Unknown ids have no effect.
+
+    `ended`: sub-agents that had ended when it came. `awaited`: the latest jobs of the agents that wait for this one,
+    nearest first. `is_side`: it belongs to no chat (a title, a quota check).
+    """
+
+    ended: tuple[EndedChat, ...] = ()
+    awaited: tuple[str, ...] = ()
+    is_side: bool = False
+
+
+NO_LINEAGE = Lineage()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Job:
     """One sequence to compute.
@@ -129,7 +153,8 @@ class Job:
     watch: Callable[[int], bool] | None = None
     constraint: Callable[[], Constraint] | None = None
     chat: str | None = None
-    """The client's name for the conversation (`prompt_cache_key`), if any."""
+    """The client's name for the conversation (`prompt_cache_key`, or session and agent), if any."""
+    lineage: Lineage = NO_LINEAGE
     pin_for_s: float | None = None
     """How long EXPLICIT boundaries stay pinned, from when each is stored; infinity: until they are unpinned."""
     prompt_logprobs: int | None = None

@@ -128,6 +128,7 @@ def _inspect_request(request: RunningRequest, *, now_s: float) -> InspectedReque
         id=request.id,
         namespace=request.namespace,
         owner=request.job.owner,
+        chat=request.job.chat,
         purpose=request.job.purpose,
         phase=_phase(request),
         is_auxiliary=request.is_auxiliary,

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Iterable
 
 from reprise.cache.lookup import Match
+from reprise.cache.node import Lease
 from reprise.core.allowance import StepAllowance
 from reprise.core.clock import Clock
 from reprise.core.job import Purpose
@@ -88,7 +89,7 @@ class RequestPrefixes:
             self._requests.note_common_prefixes(request)
         self.match(request)
         request.first_resume_at = request.position
-        request.is_auxiliary = is_auxiliary_request(
+        request.is_auxiliary = request.job.lineage.is_side or is_auxiliary_request(
             prompt_len=len(request.job.prompt),
             resume_at=max(request.position, self._disk.reach(request)),
             has_chats=self._requests.has_chat_beside(request),
@@ -184,6 +185,7 @@ class RequestPrefixes:
                 request.num_evicted = max(0, min(evicted_to, len(request.prompt)) - request.matched)
         plan = self._plan(request, match, resume_at, has_row=row is not None)
         lease = self._cache.lease(match, resume_at, is_request=not request.is_settle)
+        self._note_lineage(request, lease)
         try:
             reserve = len(request.prompt) + initial_decode_slots(request.job)
             live = self._sequences.start(match, resume_at, reserve=reserve)
@@ -195,6 +197,11 @@ class RequestPrefixes:
         request.checkpoints = plan.positions
         self._sequences.measure()
         self.keep_pins(request)
+
+    def _note_lineage(self, request: RunningRequest, lease: Lease) -> None:
+        boundaries = request.job.prompt.boundaries
+        trunk_at = max((b.position for b in boundaries if b.kind is BoundaryKind.SYSTEM), default=0)
+        self._cache.note_lineage(request.id, lease, request.job.lineage, trunk_at=trunk_at, namespace=request.namespace)
 
     def restore(self, request: RunningRequest, allowance: StepAllowance) -> bool:
         """Restore a request's state, within the step's allowance. Returns whether it is complete."""

@@ -34,8 +34,9 @@ function runningRow(request, most) {
   const reused = request.reused ?? 0, total = request.prompt_tokens;
   const parts = { memory: reused, computed: Math.max(0, Math.min(request.position, total) - reused), left: 0 };
   const what = request.purpose === "settle" ? "prefilling ahead" : request.purpose === "prefill" ? "prefill" : request.phase;
+  const name = [isSeveral() ? oneLine(request.model.split("/").at(-1), 40) : "", what, request.chat ? oneLine(request.chat, 40) : ""].filter(Boolean).join(" · ");
   return h("div", { class: "request running" }, h("div", { class: "row" },
-    h("span", { class: "faint" }, "now"), h("span", { class: "api clip" }, isSeveral() ? `${oneLine(request.model.split("/").at(-1), 40)} · ${what}` : what),
+    h("span", { class: "faint" }, "now"), h("span", { class: "api clip" }, name),
     h("span", { class: "bar-cell stack-line" }, h("span", { class: "stack", style: { width: `${wide(total, most) * 0.78}%` } },
       h("span", { class: "c-memory", style: { width: `${(100 * parts.memory) / total}%` } }), h("span", { class: "c-computed", style: { width: `${(100 * parts.computed) / total}%` } })),
     h("span", { class: "faint" }, num(total))),
@@ -69,6 +70,8 @@ function detail(record) {
     record.notes.length ? h("ul", { class: "note" }, record.notes.map((note) => h("li", {}, shown(note, 600)))) : null,
     h("dl", { class: "facts", style: { "max-width": "34rem" } }, facts([
       ["Request", h("span", { class: "mono" }, record.id)], ...(isSeveral() ? [["Model", oneLine(record.model, 200)]] : []), ["Ended", record.ended],
+      ...(record.session ? [["Session", h("span", { class: "mono" }, oneLine(record.session, 80))], ["Agent", oneLine(record.agent ?? "main", 80)]] : []),
+      ...(record.agent ? [["Started by", oneLine(record.parent_agent ?? "main", 80)]] : []),
       ...(record.sources ? SOURCES.map(([name, label]) => [label[0].toUpperCase() + label.slice(1), num(record.sources[name])]) : []),
       ...(record.generated !== undefined ? [["Generated", `${num(record.generated)} tokens, ${rate(record.decode_tokens_per_s)}/s`], ["Prefill", `${rate(record.prefill_tokens_per_s)} tokens/s`], ["Waiting saved", seconds(record.saved_s)], ...(record.drafted ? [["Drafted", `${num(record.accepted)} of ${many(record.drafted, "token")} accepted`]] : [])] : [])])),
     record.error ? h("p", { class: "error" }, shown(record.error, 1000)) : null);

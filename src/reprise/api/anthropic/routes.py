@@ -1,6 +1,7 @@
 """`POST /v1/messages` and `POST /v1/messages/count_tokens`."""
 
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 from typing import Any
 from uuid import uuid4
 
@@ -11,6 +12,7 @@ from starlette.responses import Response
 from reprise.api.anthropic.body import CountBody, MessagesBody
 from reprise.api.anthropic.reply import PING, ContentBlocks, Event, message, message_delta, usage_body
 from reprise.api.anthropic.request import prompt_of, service_request_of
+from reprise.api.caller import Caller, with_body
 from reprise.api.http.encoding import JsonResponse
 from reprise.api.http.errors import Problem
 from reprise.api.http.sse import event_lines, while_connected
@@ -18,7 +20,7 @@ from reprise.api.service.exchange import AnswerDelta, AnswerEnd, Began, StillWai
 from reprise.api.service.reply import Reply
 from reprise.api.wire.background import refuse_unstreamed
 from reprise.api.wire.body_reading import api_router
-from reprise.api.wire.context import Context, GoesOn, InContext, Namespace
+from reprise.api.wire.context import Context, FromCaller, GoesOn, InContext, Namespace
 
 _TYPES = {
     401: "authentication_error",
@@ -59,14 +61,20 @@ router = api_router("Anthropic", errors=AnthropicErrorBody)
 
 @router.post(PREFIX, response_model=None)
 async def create_message(
-    body: MessagesBody, request: Request, context: InContext, namespace: Namespace, goes_on: GoesOn = False
+    body: MessagesBody,
+    request: Request,
+    context: InContext,
+    namespace: Namespace,
+    caller: FromCaller,
+    *,
+    goes_on: GoesOn = False,
 ) -> Response:
     """Answer a chat."""
     if body.stream is not True:
         refuse_unstreamed(goes_on=goes_on)
-        made = await while_connected(request.receive, _whole(context, body, namespace))
+        made = await while_connected(request.receive, _whole(context, body, namespace, caller))
         return JsonResponse(made, headers={"request-id": made["id"], "x-request-id": made["id"]})
-    reply = await while_connected(request.receive, _start_reply(context, body, namespace))
+    reply = await while_connected(request.receive, _start_reply(context, body, namespace, caller))
     return await context.background.respond(
         reply,
         _tell(context, reply),
@@ -78,7 +86,7 @@ async def create_message(
     )
 
 
-async def _start_reply(context: Context, body: MessagesBody, namespace: str) -> Reply:
+async def _start_reply(context: Context, body: MessagesBody, namespace: str, caller: Caller) -> Reply:
     service = context.service
     service_request = await service.off_loop(
         lambda: service_request_of(
@@ -89,7 +97,8 @@ async def _start_reply(context: Context, body: MessagesBody, namespace: str) -> 
             limits=service.limits,
         )
     )
-    return await service.start(service_request)
+    caller = with_body(caller, (body.model_extra or {}).get("metadata"))
+    return await service.start(replace(service_request, caller=caller))
 
 
 @router.post(f"{PREFIX}/count_tokens")
@@ -106,8 +115,8 @@ async def count_tokens(body: CountBody, request: Request, context: InContext, na
     return {"input_tokens": await while_connected(request.receive, count())}
 
 
-async def _whole(context: Context, body: MessagesBody, namespace: str) -> dict[str, Any]:
-    reply = await _start_reply(context, body, namespace)
+async def _whole(context: Context, body: MessagesBody, namespace: str, caller: Caller) -> dict[str, Any]:
+    reply = await _start_reply(context, body, namespace, caller)
     blocks = ContentBlocks()
     async with reply:
         async for event in reply.events():

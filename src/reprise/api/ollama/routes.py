@@ -1,7 +1,8 @@
 """`/api/chat`, `/api/generate`, `/api/tags`, `/api/show`, `/api/ps`, `/api/version`."""
 
 import hashlib
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -10,6 +11,7 @@ from pydantic import BaseModel
 from starlette.responses import Response
 
 import reprise
+from reprise.api.caller import Caller, caller_of
 from reprise.api.http.encoding import JsonResponse
 from reprise.api.http.sse import EventStream, while_connected
 from reprise.api.ollama.body import AnswerBody, GenerateBody, OllamaChatBody, ShowBody
@@ -122,11 +124,12 @@ def _loaded(kind: Kind, body: AnswerBody, served: Served) -> Response:
 async def _answer(
     kind: Kind, body: OllamaChatBody | GenerateBody, request: Request, context: Context, namespace: str
 ) -> Response:
+    caller = caller_of(request.headers)
     if request.headers.get(HEADER, "false") != "false":
         raise BadRequest("JSON lines have no ids to resume from. Use /v1/chat/completions for background answers.")
     if body.stream is False:
-        return JsonResponse(await while_connected(request.receive, _whole(kind, context, body, namespace)))
-    reply = await while_connected(request.receive, _start(context, body, namespace))
+        return JsonResponse(await while_connected(request.receive, _whole(kind, context, body, namespace, caller)))
+    reply = await while_connected(request.receive, _start(context, body, namespace, caller))
     return EventStream(
         reply,
         _tell(kind, context, reply),
@@ -136,7 +139,7 @@ async def _answer(
     )
 
 
-async def _start(context: Context, body: OllamaChatBody | GenerateBody, namespace: str) -> Reply:
+async def _start(context: Context, body: OllamaChatBody | GenerateBody, namespace: str, caller: Caller) -> Reply:
     service = context.service
     service_request = await service.off_loop(
         lambda: request_of(
@@ -147,11 +150,13 @@ async def _start(context: Context, body: OllamaChatBody | GenerateBody, namespac
             limits=service.limits,
         )
     )
-    return await service.start(service_request)
+    return await service.start(replace(service_request, caller=caller))
 
 
-async def _whole(kind: Kind, context: Context, body: OllamaChatBody | GenerateBody, namespace: str) -> dict[str, Any]:
-    reply = await _start(context, body, namespace)
+async def _whole(
+    kind: Kind, context: Context, body: OllamaChatBody | GenerateBody, namespace: str, caller: Caller
+) -> dict[str, Any]:
+    reply = await _start(context, body, namespace, caller)
     async with reply:
         tokens = [token async for event in reply.events() if isinstance(event, AnswerDelta) for token in event.tokens]
     (ended,) = reply.ended

@@ -1,11 +1,13 @@
 """`POST /v1/chat/completions`."""
 
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 from typing import Any
 
 from fastapi import Request
 from starlette.responses import Response
 
+from reprise.api.caller import Caller
 from reprise.api.http.encoding import JsonResponse
 from reprise.api.http.errors import openai_shape
 from reprise.api.http.sse import DONE, comment_line, data_line, while_connected
@@ -25,7 +27,7 @@ from reprise.api.service.reply import Reply
 from reprise.api.service.service import new_request_id
 from reprise.api.wire.background import refuse_unstreamed
 from reprise.api.wire.body_reading import api_router
-from reprise.api.wire.context import Context, GoesOn, InContext, Namespace
+from reprise.api.wire.context import Context, FromCaller, GoesOn, InContext, Namespace
 from reprise.core.events import Sampled
 
 router = api_router("OpenAI")
@@ -33,16 +35,22 @@ router = api_router("OpenAI")
 
 @router.post("/v1/chat/completions", response_model=None)
 async def create_chat_completion(
-    body: ChatBody, request: Request, context: InContext, namespace: Namespace, goes_on: GoesOn = False
+    body: ChatBody,
+    request: Request,
+    context: InContext,
+    namespace: Namespace,
+    caller: FromCaller,
+    *,
+    goes_on: GoesOn = False,
 ) -> Response:
     """Answer a chat."""
     if body.stream is not True:
         refuse_unstreamed(goes_on=goes_on)
-        made = await while_connected(request.receive, _whole(context, body, namespace))
+        made = await while_connected(request.receive, _whole(context, body, namespace, caller))
         return JsonResponse(made, headers={"x-request-id": made["id"]})
     options = body.stream_options
     includes_usage = options is not None and options.include_usage is True
-    reply = await while_connected(request.receive, _start(context, body, namespace))
+    reply = await while_connected(request.receive, _start(context, body, namespace, caller))
     return await context.background.respond(
         reply,
         _tell(context, reply, includes_usage=includes_usage),
@@ -53,7 +61,7 @@ async def create_chat_completion(
     )
 
 
-async def _start(context: Context, body: ChatBody, namespace: str) -> Reply:
+async def _start(context: Context, body: ChatBody, namespace: str, caller: Caller) -> Reply:
     service = context.service
     service_request = await service.off_loop(
         lambda: service_request_of(
@@ -64,11 +72,11 @@ async def _start(context: Context, body: ChatBody, namespace: str) -> Reply:
             limits=service.limits,
         )
     )
-    return await service.start(service_request)
+    return await service.start(replace(service_request, caller=caller))
 
 
-async def _whole(context: Context, body: ChatBody, namespace: str) -> dict[str, Any]:
-    reply = await _start(context, body, namespace)
+async def _whole(context: Context, body: ChatBody, namespace: str, caller: Caller) -> dict[str, Any]:
+    reply = await _start(context, body, namespace, caller)
     tokens: list[list[Sampled]] = [[] for _ in reply.running]
     async with reply:
         async for event in reply.events():

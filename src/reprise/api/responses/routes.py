@@ -2,13 +2,14 @@
 
 import time
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 from uuid import uuid4
 
 from fastapi import Header, Query, Request
 from starlette.responses import Response
 
+from reprise.api.caller import Caller, with_body
 from reprise.api.http.encoding import JsonResponse
 from reprise.api.http.errors import Problem, openai_shape, problem_of
 from reprise.api.http.sse import EventStream, comment_line, event_lines, while_connected
@@ -21,7 +22,7 @@ from reprise.api.service.exchange import AnswerDelta, AnswerEnd, Began, ServiceR
 from reprise.api.service.reply import Reply
 from reprise.api.wire.background import refuse_unstreamed
 from reprise.api.wire.body_reading import api_router
-from reprise.api.wire.context import Context, EventNumber, GoesOn, InContext, Namespace
+from reprise.api.wire.context import Context, EventNumber, FromCaller, GoesOn, InContext, Namespace
 from reprise.core.errors import BadRequest, ContextTooLong, NotFound, RequestCancelled
 
 router = api_router("OpenAI")
@@ -65,16 +66,22 @@ class _Exchange:
 
 @router.post("/v1/responses", response_model=None)
 async def create_response(
-    body: ResponsesBody, request: Request, context: InContext, namespace: Namespace, goes_on: GoesOn = False
+    body: ResponsesBody,
+    request: Request,
+    context: InContext,
+    namespace: Namespace,
+    caller: FromCaller,
+    *,
+    goes_on: GoesOn = False,
 ) -> Response:
     """Answer a chat. With `background` the answer goes on without its client: see docs/background.md."""
     if goes_on and body.stream is True:
         body = body.model_copy(update={"background": True})
     if body.stream is not True and body.background is not True:
         refuse_unstreamed(goes_on=goes_on)
-        made = await while_connected(request.receive, _whole(body, context, namespace))
+        made = await while_connected(request.receive, _whole(body, context, namespace, caller))
         return JsonResponse(made, headers={"x-request-id": made["id"]})
-    exchange = await while_connected(request.receive, _prepare(body, context, namespace))
+    exchange = await while_connected(request.receive, _prepare(body, context, namespace, caller))
     response_id, stream = exchange.request.id, _Stream(exchange)
     try:
         reply = await while_connected(request.receive, context.service.start(exchange.request))
@@ -166,15 +173,17 @@ async def list_input_items(response_id: str, context: InContext, namespace: Name
     }
 
 
-async def _prepare(body: ResponsesBody, context: Context, namespace: str) -> _Exchange:
+async def _prepare(body: ResponsesBody, context: Context, namespace: str, caller: Caller) -> _Exchange:
     previous_id = body.previous_response_id
     previous = None if previous_id is None else context.responses.get(previous_id, namespace=namespace)
     # On the event loop, where what is kept does not change meanwhile.
     body = with_referenced_items(body, lambda item_id: context.responses.item(item_id, namespace=namespace))
-    return await context.service.off_loop(lambda: _exchange(body, context, previous, namespace))
+    return await context.service.off_loop(lambda: _exchange(body, context, previous, namespace, caller))
 
 
-def _exchange(body: ResponsesBody, context: Context, previous: Stored | None, namespace: str) -> _Exchange:
+def _exchange(
+    body: ResponsesBody, context: Context, previous: Stored | None, namespace: str, caller: Caller
+) -> _Exchange:
     service = context.service
     earlier = () if previous is None else tuple(Item.model_validate(item) for item in previous.chat)
     request = service_request_of(
@@ -190,7 +199,12 @@ def _exchange(body: ResponsesBody, context: Context, previous: Stored | None, na
     return _Exchange(
         context=context,
         body=body,
-        request=request,
+        request=replace(
+            request,
+            # A chat that goes on by ids is named by its first response.
+            chat=request.chat if request.chat is not None or previous is None else previous.first_id,
+            caller=with_body(caller, (body.model_extra or {}).get("client_metadata")),
+        ),
         previous=previous,
         output=OutputItems(
             callees=callees(body.tools or ()),
@@ -201,8 +215,8 @@ def _exchange(body: ResponsesBody, context: Context, previous: Stored | None, na
     )
 
 
-async def _whole(body: ResponsesBody, context: Context, namespace: str) -> dict[str, Any]:
-    exchange = await _prepare(body, context, namespace)
+async def _whole(body: ResponsesBody, context: Context, namespace: str, caller: Caller) -> dict[str, Any]:
+    exchange = await _prepare(body, context, namespace, caller)
     reply = await context.service.start(exchange.request)
     async with reply:
         async for event in reply.events():

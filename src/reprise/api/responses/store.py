@@ -22,6 +22,8 @@ class Stored:
     namespace: str
     own_nbytes: int
     """About how much memory it takes besides the items of its chat, which other responses may share."""
+    first_id: str
+    """The id of the first response of its chain."""
 
     @property
     def chat(self) -> tuple[dict[str, Any], ...]:
@@ -40,6 +42,7 @@ def stored(
         num_input=len(input_items),
         namespace=namespace,
         own_nbytes=item_nbytes({**body, "output": []}) + _REFERENCE_NBYTES * len(items),
+        first_id=body["id"] if previous is None else previous.first_id,
     )
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from reprise.api.caller import UNKNOWN, Caller
 from reprise.chat.answer import Answer, Delta
 from reprise.chat.grammars.grammar import Grammar
 from reprise.chat.request import ChatRequest
@@ -71,6 +72,8 @@ class ServiceRequest:
     """What the client says the answer will be much like."""
     chat: str | None = None
     """A name for the conversation, where the client gives one."""
+    caller: Caller = UNKNOWN
+    """Which agent sends it, where the client says so."""
     pin_for_s: float | None = None
     """Keep the positions at `ChatRequest.breakpoints` in the cache for so long."""
     next_chat: Callable[[Answer], ChatRequest] | None = None
@@ -79,6 +82,11 @@ class ServiceRequest:
     """Keep what the next turn can use of the prompt in the cache for so long, or until that turn asks for the same."""
     notes: tuple[str, ...] = ()
     """For the record: fields that were ignored, and the like."""
+
+    @property
+    def chat_name(self) -> str | None:
+        """Session and agent, or the name that the client gives the conversation; None if it gives neither."""
+        return self.caller.name or self.chat
 
 
 class EndReason(StrEnum):

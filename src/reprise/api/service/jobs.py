@@ -12,7 +12,7 @@ from reprise.chat.call_format import ModelCalls
 from reprise.chat.request import ChatRequest
 from reprise.chat.text_model import TextModel
 from reprise.core.errors import BadRequest
-from reprise.core.job import Constraint, Job, Purpose, Thinking
+from reprise.core.job import NO_LINEAGE, Constraint, Job, Lineage, Purpose, Thinking
 from reprise.core.prompt import BoundaryKind, Prompt
 from reprise.core.tokens import Tokens, own_tokens
 
@@ -153,6 +153,7 @@ def job_of(
     constraint: Callable[[], Constraint] | None,
     prediction: Tokens | None,
     cache_namespace: str,
+    lineage: Lineage = NO_LINEAGE,
 ) -> Job:
     """The job that makes the answer of `run`. `max_tokens` is 0 for a request that generates nothing."""
     sampling, seed = request.sampling, request.sampling.seed
@@ -180,7 +181,8 @@ def job_of(
         watch=answer_format.watch(),
         constraint=constraint,
         prediction=prediction,
-        chat=request.chat,
+        chat=request.chat_name,
+        lineage=lineage,
         pin_for_s=request.pin_for_s,
         retain_for_s=request.retain_for_s,
     )

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from reprise.api.caller import UNKNOWN, Caller
 from reprise.api.service.exchange import RawPrompt, Used
 from reprise.api.service.replay import PromptBlocks, blocks_of
 from reprise.api.service.reply import Reply
@@ -32,6 +33,8 @@ class Record:
     status: int | None = None
     """The HTTP status of a request that was refused."""
     chat: str | None = None
+    """A name for the conversation: session and agent, or what the client calls it."""
+    caller: Caller = UNKNOWN
     explanation: Explanation | None = None
     """Where the prompt diverged from the cache, and why."""
     notes: tuple[str, ...] = ()
@@ -59,6 +62,9 @@ def record_body(record: Record, verdicts: Mapping[str, Verdict] | None = None) -
         "error": record.error,
         "status": record.status,
         "chat": record.chat,
+        "session": record.caller.session,
+        "agent": record.caller.agent,
+        "parent_agent": record.caller.parent,
         "choices": len(outcomes),
         "notes": list(record.notes),
         "audit": _audits(record, verdicts or {}),
@@ -234,7 +240,8 @@ def record_of(reply: Reply, *, model: str, explanation: Explanation | None) -> R
         ended=_how_ended(reply),
         outcomes=reply.outcomes,
         error=None if reply.error is None else str(reply.error),
-        chat=request.chat,
+        chat=request.chat_name,
+        caller=request.caller,
         explanation=explanation,
         notes=(*request.notes, *(() if rendered is None else rendered.notes), *_answer_notes(reply)),
         used=reply.used,

@@ -19,6 +19,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from uuid import uuid4
 
+from reprise.api.agents import Agents
 from reprise.api.http.limits import Limits
 from reprise.api.http.off_loop import OffLoop, Stage
 from reprise.api.service.exchange import EndReason, RawPrompt, ServiceRequest, used_of
@@ -102,6 +103,7 @@ class ChatService:
             Renderers(served.text, shared=served.renderer, stored=backend) if renderers is None else renderers
         )
         self._settling = Settling(backend, max_tokens=settings.max_settle)
+        self._agents = Agents()
         self.records = Records(limit=self.limits.max_records) if beside is None else beside.records
         self.recorder: RecordCounts | None = None
         self.models: Models | None = None if beside is None else beside.models
@@ -206,6 +208,13 @@ class ChatService:
             on_close=self._close_reply,
             on_gap=self._note_gap,
         )
+        lineage = self._agents.arrive(
+            request.caller,
+            prompt,
+            job_id=reply.running[0].job_id,
+            has_tools=rendered is not None and len(rendered.request.tools) > 0,
+            namespace=request.namespace,
+        )
         try:
             for run in reply.running:
                 job = job_of(
@@ -218,6 +227,7 @@ class ChatService:
                     constraint=constraint,
                     prediction=prediction,
                     cache_namespace=self.cache_namespace(request.namespace),
+                    lineage=lineage,
                 )
                 self._settling.overtaken_by(job)
                 self.backend.submit(job, reply.inbox.sink(run.choice.index))
@@ -407,11 +417,28 @@ class ChatService:
     def forget_settles(self, namespace: str) -> None:
         """Compute nothing ahead any more of chats that callers of this namespace have had until now."""
         self._settling.forget(self.cache_namespace(namespace))
+        self._agents.forget(namespace)
 
     async def _settle(self, reply: Reply, as_of: int) -> None:
-        """Queue the next turn's known prefix, for when nothing else waits. `as_of`: see `Settling.begin`."""
-        rendered = reply.rendered
-        if not self.settings.settles or rendered is None or self.is_closing or not reply.request.generates:
+        """Queue the next turn's known prefix, for when nothing else waits. `as_of`: see `Settling.begin`.
+
+        Before it, how the sub-agents begin that the answer may start: their requests come before that turn.
+        """
+        rendered, request = reply.rendered, reply.request
+        if rendered is None:
+            return
+        calls = [call.name for ended in reply.ended for call in ended.answer.tool_calls]
+        beginnings = self._agents.answered(request.caller, rendered.prompt, calls, namespace=request.namespace)
+        if self.settings.settles and not self.is_closing:
+            for number, beginning in enumerate(beginnings):
+                self._settling.begin(
+                    beginning,
+                    request_id=f"{request.id}-agent{number}",
+                    namespace=self.cache_namespace(request.namespace),
+                    owner=request.namespace,
+                    as_of=as_of,
+                )
+        if not self.settings.settles or self.is_closing or not reply.request.generates:
             return
         # Of several answers nobody knows which one the chat goes on with.
         if reply.request.num_choices > 1 or len(reply.ended) != 1 or reply.error is not None:
@@ -431,13 +458,12 @@ class ChatService:
         prompt = await self.threads.run(Stage.AFTER, next_prompt)
         if prompt is None or len(prompt) == 0:
             return
-        request = reply.request
         self._settling.begin(
             prompt,
             request_id=request.id,
             namespace=self.cache_namespace(request.namespace),
             owner=request.namespace,
-            chat=request.chat,
+            chat=request.chat_name,
             as_of=as_of,
         )
 

@@ -259,6 +259,7 @@ def _request_body(request: InspectedRequest, model: str) -> dict[str, Any]:
     return {
         "id": request.id,
         "model": model,
+        "chat": request.chat,
         "purpose": str(request.purpose),
         "phase": str(request.phase),
         "prompt_tokens": request.num_prompt,

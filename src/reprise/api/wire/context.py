@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 from fastapi import Depends, Header, Query, Request
 from pydantic import BeforeValidator
 
+from reprise.api.caller import Caller, caller_of
 from reprise.api.http.errors import Shapes
 from reprise.api.service.models import Models, ServedModel
 from reprise.api.service.service import ChatService
@@ -91,6 +92,10 @@ async def _namespace(request: Request) -> str:
     return cast(str, request.scope.get("reprise.namespace", ""))
 
 
+async def _caller(request: Request) -> Caller:
+    return caller_of(request.headers)
+
+
 InContext = Annotated[Context, Depends(_context)]
 """With the service of the model that is meant, which has been loaded at least once."""
 
@@ -118,6 +123,9 @@ def _event_number(given: object) -> int:
 
 EventNumber = Annotated[int, BeforeValidator(_event_number)]
 """After which event of a background answer its stream continues, written as the server writes it."""
+
+FromCaller = Annotated[Caller, Depends(_caller)]
+"""Which agent sends it, as far as the headers say."""
 
 GoesOn = Annotated[bool, Header(alias=HEADER)]
 """The header by which a stream goes on without its client (`api/wire/background.py`)."""
