@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from starlette.datastructures import Headers
 
-from reprise.api.agents import Agents
-from reprise.api.caller import UNKNOWN, Caller, caller_of, with_body
+from reprise.api.service.agents import Agents
+from reprise.api.service.caller import UNKNOWN, Caller, caller_of, with_body
 from reprise.core.job import EndedChat, Lineage
 from reprise.core.prompt import Boundary, BoundaryKind, Prompt
 from reprise.core.settings import Settings

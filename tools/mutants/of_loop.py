@@ -134,7 +134,7 @@ LOOP_MUTANTS = (
     _mutant(
         "Worker._complete",
         "a chat on a busy server is never compacted",
-        "self.cache.compact_path(\n                tokens, namespace=request.namespace, max_entries=self.sequences.max_compacted\n            )",
+        "self.cache.compact_path(tokens, namespace=request.namespace, max_entries=self.sequences.max_compacted)",
         "pass",
         ("tests/loop/test_busy.py",),
     ),

@@ -12,10 +12,10 @@ from starlette.responses import Response
 from reprise.api.anthropic.body import CountBody, MessagesBody
 from reprise.api.anthropic.reply import PING, ContentBlocks, Event, message, message_delta, usage_body
 from reprise.api.anthropic.request import prompt_of, service_request_of
-from reprise.api.caller import Caller, with_body
 from reprise.api.http.encoding import JsonResponse
 from reprise.api.http.errors import Problem
 from reprise.api.http.sse import event_lines, while_connected
+from reprise.api.service.caller import Caller, with_body
 from reprise.api.service.exchange import AnswerDelta, AnswerEnd, Began, StillWaiting
 from reprise.api.service.reply import Reply
 from reprise.api.wire.background import refuse_unstreamed

@@ -11,7 +11,6 @@ from pydantic import BaseModel
 from starlette.responses import Response
 
 import reprise
-from reprise.api.caller import Caller, caller_of
 from reprise.api.http.encoding import JsonResponse
 from reprise.api.http.sse import EventStream, while_connected
 from reprise.api.ollama.body import AnswerBody, GenerateBody, OllamaChatBody, ShowBody
@@ -27,6 +26,7 @@ from reprise.api.ollama.reply import (
     with_logprobs,
 )
 from reprise.api.ollama.request import model_name, request_of
+from reprise.api.service.caller import Caller, caller_of
 from reprise.api.service.exchange import AnswerDelta, AnswerEnd, Began, StillWaiting
 from reprise.api.service.models import ServedModel
 from reprise.api.service.reply import Reply

@@ -7,7 +7,6 @@ from typing import Any
 from fastapi import Request
 from starlette.responses import Response
 
-from reprise.api.caller import Caller
 from reprise.api.http.encoding import JsonResponse
 from reprise.api.http.errors import openai_shape
 from reprise.api.http.sse import DONE, comment_line, data_line, while_connected
@@ -22,6 +21,7 @@ from reprise.api.openai.chat_reply import (
     waiting_chunk,
 )
 from reprise.api.openai.chat_request import service_request_of
+from reprise.api.service.caller import Caller
 from reprise.api.service.exchange import AnswerDelta, AnswerEnd, Began, StillWaiting
 from reprise.api.service.reply import Reply
 from reprise.api.service.service import new_request_id

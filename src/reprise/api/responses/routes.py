@@ -9,7 +9,6 @@ from uuid import uuid4
 from fastapi import Header, Query, Request
 from starlette.responses import Response
 
-from reprise.api.caller import Caller, with_body
 from reprise.api.http.encoding import JsonResponse
 from reprise.api.http.errors import Problem, openai_shape, problem_of
 from reprise.api.http.sse import EventStream, comment_line, event_lines, while_connected
@@ -18,6 +17,7 @@ from reprise.api.responses.reply import Event, OutputItems, response_body, statu
 from reprise.api.responses.request import input_items, service_request_of, with_referenced_items
 from reprise.api.responses.store import Stored, stored
 from reprise.api.responses.tools import callees
+from reprise.api.service.caller import Caller, with_body
 from reprise.api.service.exchange import AnswerDelta, AnswerEnd, Began, ServiceRequest, StillWaiting
 from reprise.api.service.reply import Reply
 from reprise.api.wire.background import refuse_unstreamed

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from reprise.api.caller import UNKNOWN, Caller
+from reprise.api.service.caller import UNKNOWN, Caller
 from reprise.chat.answer import Answer, Delta
 from reprise.chat.grammars.grammar import Grammar
 from reprise.chat.request import ChatRequest

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from reprise.api.caller import UNKNOWN, Caller
+from reprise.api.service.caller import UNKNOWN, Caller
 from reprise.api.service.exchange import RawPrompt, Used
 from reprise.api.service.replay import PromptBlocks, blocks_of
 from reprise.api.service.reply import Reply

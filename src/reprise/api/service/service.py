@@ -19,9 +19,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from uuid import uuid4
 
-from reprise.api.agents import Agents
 from reprise.api.http.limits import Limits
 from reprise.api.http.off_loop import OffLoop, Stage
+from reprise.api.service.agents import Agents
 from reprise.api.service.exchange import EndReason, RawPrompt, ServiceRequest, used_of
 from reprise.api.service.jobs import AnswerFormat, answer_format_of, cut_at, job_of, running_of
 from reprise.api.service.records import Record, Records, log_line, record_of

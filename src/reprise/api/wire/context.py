@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, cast
 from fastapi import Depends, Header, Query, Request
 from pydantic import BeforeValidator
 
-from reprise.api.caller import Caller, caller_of
 from reprise.api.http.errors import Shapes
+from reprise.api.service.caller import Caller, caller_of
 from reprise.api.service.models import Models, ServedModel
 from reprise.api.service.service import ChatService
 from reprise.api.watch.event_hub import EventHub

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from cachetools import FIFOCache
 
-from reprise.api.caller import Caller
+from reprise.api.service.caller import Caller
 from reprise.core.job import EndedChat, Lineage
 from reprise.core.prompt import Boundary, BoundaryKind, Prompt
 from reprise.core.tokens import own_tokens
