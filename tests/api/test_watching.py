@@ -414,7 +414,7 @@ def test_the_terminal_shows_the_same(server: httpx.Client, monkeypatch: pytest.M
     wait_until_idle(server)
     monkeypatch.setenv("COLUMNS", "80")
     shown = CliRunner().invoke(app, ["top", "--once", "--url", str(server.base_url)])
-    assert re.search(r"^\d\d:\d\d:\d\d +chat +Send JSON", shown.output, re.MULTILINE), shown.output
+    assert re.search(r"^\d\d:\d\d:\d\d +chat +`messages`: Field", shown.output, re.MULTILINE), shown.output
     assert re.search(r"^\d\d:\d\d:\d\d +chat +[\d,]+ +\S+ +[\d,]+ +[\d.]+ m?s +\S", shown.output, re.MULTILINE), (
         shown.output
     )
