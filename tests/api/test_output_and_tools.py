@@ -144,3 +144,27 @@ async def test_thinking_comes_before_either(name: str) -> None:
         assert await asked(name, f"Hm.\n</think>\n\n{said}", template="think_in_prompt") == expected
         assert await asked(name, f"<think>\nHm.\n</think>\n\n{said}") == expected
     assert await asked(name, "Hm.\n</think>\n\nBlue.", template="think_in_prompt") == 500
+
+
+WIDE: dict[str, Any] = {"type": "object", "properties": {f"property{number}": {} for number in range(600)}}
+TOOL = {"type": "function", "function": {"name": "fill_in", "parameters": WIDE}}
+
+
+@pytest.mark.parametrize(
+    ("url", "body"),
+    [
+        ("/v1/chat/completions", {"response_format": {"type": "json_schema", "json_schema": {"schema": WIDE}}}),
+        ("/v1/chat/completions", {"tools": [TOOL], "tool_choice": "required"}),
+        ("/v1/completions", {"prompt": "Hi", "guided_json": WIDE}),
+        ("/v1/responses", {"input": "Hi", "text": {"format": {"type": "json_schema", "name": "a", "schema": WIDE}}}),
+        ("/v1/messages", {"max_tokens": 9, "output_config": {"format": {"type": "json_schema", "schema": WIDE}}}),
+        ("/api/chat", {"format": WIDE}),
+    ],
+)
+async def test_a_schema_that_cannot_be_followed_is_refused_before_anything_is_computed(url: str, body: dict[str, Any]):
+    messages = {} if {"prompt", "input"} & body.keys() else {"messages": HI}
+    async with api(context=32_768) as a:
+        refused = await a.client.post(url, json={**messages, **body})
+    assert refused.status_code == 400
+    assert "600 optional properties" in refused.text
+    assert a.backend.jobs == []

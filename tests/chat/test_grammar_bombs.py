@@ -3,6 +3,7 @@
 import json
 import sys
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -21,13 +22,6 @@ BOMBS = {
     "rules that may be empty": grammar.context_free(_EMPTY),
     "optional groups": grammar.regex("(a|b)?" * 60_000),
     "and behind a token": grammar.context_free(f'start: "a" /{"(a|b)?" * 10_000}/'),
-    "properties in any order": grammar.json_schema(
-        {
-            "type": "object",
-            "properties": {f"property{i}": {"type": "string"} for i in range(14_000)},
-            "additionalProperties": {"type": "integer"},
-        }
-    ),
 }
 HARMLESS = {
     "a million items": {"type": "array", "items": {"type": "string"}, "maxItems": 10**6},
@@ -110,3 +104,51 @@ def test_an_answer_ends_where_a_step_takes_too_long(monkeypatch: pytest.MonkeyPa
     assert made.allowed() is not None
     with pytest.raises(BadRequest, match="too long to continue"):
         made.allowed()
+
+
+def optional(num: int, schema: object = True) -> dict[str, Any]:
+    return {"type": "object", "properties": {f"property{i}": schema for i in range(num)}}
+
+
+TOO_WIDE = {
+    "at the top": optional(600),
+    "inside": optional(2, {"items": optional(600)}),
+    "behind one that is required": {**optional(600), "required": ["property0"]},
+    "together": {"allOf": [optional(300), {"$ref": "#/$defs/other"}], "$defs": {"other": optional(300)}},
+}
+WIDE_ENOUGH = {
+    "few enough": optional(470),
+    "one in three is required": {**optional(900), "required": [f"property{i}" for i in range(0, 900, 3)]},
+    "recursive": {"$ref": "#/$defs/a", "$defs": {"a": {"anyOf": [optional(200, {"$ref": "#/$defs/a"})]}}},
+}
+VARIANTS = {"anyOf": [optional(3, {"const": number}) for number in range(150)]}
+
+
+@pytest.mark.parametrize("name", TOO_WIDE)
+def test_too_many_optional_properties_are_refused_before_anything_is_compiled(name: str):
+    with pytest.raises(BadRequest, match="required") as caught:
+        grammar.json_schema(TOO_WIDE[name], param="text.format")
+    assert caught.value.param == "text.format"
+
+
+@pytest.mark.parametrize("name", WIDE_ENOUGH)
+def test_what_can_be_followed_is_compiled(name: str):
+    made = Grammars(MODEL).constraint(grammar.json_schema(WIDE_ENOUGH[name]))()
+    made.allowed()
+    (brace,) = MODEL.encode("{")
+    made.accept(brace)
+    assert made.allowed() is not None
+
+
+def test_what_is_too_large_behind_the_first_brace_is_refused_before_the_answer():
+    with pytest.raises(BadRequest, match="Current row"):
+        Grammars(MODEL).constraint(grammar.json_schema(VARIANTS))
+
+
+def test_what_is_too_large_further_inside_is_the_requests_fault():
+    made = Grammars(MODEL).constraint(grammar.json_schema({"type": "array", "items": VARIANTS}))()
+    made.allowed()
+    (bracket,), (brace,) = MODEL.encode("["), MODEL.encode("{")
+    made.accept(bracket)
+    with pytest.raises(BadRequest, match="too large to continue"):
+        made.accept(brace)

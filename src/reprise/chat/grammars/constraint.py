@@ -16,7 +16,7 @@ Mask = npt.NDArray[np.uint32]
 """A bit a token, 32 tokens a word, lowest bit first."""
 
 
-_TOO_LARGE = re.compile("too (many|large|big|complex)|fuel exhausted|limit", re.IGNORECASE)
+_TOO_LARGE = re.compile(r"too (many|large|big|complex)|fuel exhausted|limit|\bmax is\b", re.IGNORECASE)
 """What llguidance says when one of its limits is reached; a token that is not allowed is told otherwise."""
 
 

@@ -12,7 +12,7 @@ import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 from llguidance import LLMatcher, LLTokenizer
 from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark
@@ -27,6 +27,10 @@ from reprise.core.job import Constraint, Thinking
 _MAX_WRITTEN = 64 * 1024
 # White space is not counted by a grammar, and a model that has lost its way writes nothing else.
 JSON_OPTIONS = {"whitespace_pattern": r"[ \t\r\n]{0,64}"}
+
+_MAX_REFS = 32
+_MOST_OPTIONAL = 480
+"""llguidance holds at most 2,000 ways to continue. Each property that may come next is four of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,8 +64,69 @@ def json_schema(schema: Mapping[str, Any] | bool, *, is_strict: bool = True, par
         schema = {}
     if not isinstance(schema, Mapping):
         raise BadRequest("The JSON schema of the answer must be an object.", param=param)
+    check_properties(schema, param=param)
     options = {**JSON_OPTIONS, "lenient": not is_strict}
     return _grammar({"json_schema": {**schema, "x-guidance": options}}, param=param)
+
+
+def check_properties(schema: Mapping[str, Any], *, param: str) -> None:
+    """Raise BadRequest if more properties may come next somewhere than llguidance can follow. O(size)."""
+    known: dict[int, int] = {}
+    """How many may come first in an object of a schema, by its identity; 0 while it is being counted."""
+
+    def at_first(found: object, depth: int) -> int:
+        if not isinstance(found, Mapping) or depth > _MAX_REFS:
+            return 0
+        part = cast(Mapping[str, Any], found)
+        if id(part) not in known:
+            known[id(part)] = 0
+            num = _longest_optional_run(part)
+            for other in (part.get(name) for name in ("anyOf", "allOf")):
+                if isinstance(other, list):
+                    num += sum(at_first(each, depth + 1) for each in cast(list[object], other))
+            known[id(part)] = num + at_first(_referred(schema, part.get("$ref")), depth + 1)
+        return known[id(part)]
+
+    level: list[object] = [schema]
+    while level:
+        below: list[object] = []
+        for item in level:
+            num = at_first(item, 0)
+            if num > _MOST_OPTIONAL:
+                raise BadRequest(
+                    f"The JSON schema has an object in which any of {num} optional properties may come next; at most "
+                    f"{_MOST_OPTIONAL} are accepted. List some as required.",
+                    param=param,
+                )
+            if isinstance(item, Mapping):
+                below.extend(cast(Mapping[str, object], item).values())
+            elif isinstance(item, list):
+                below.extend(cast(list[object], item))
+        level = below
+
+
+def _longest_optional_run(schema: Mapping[str, Any]) -> int:
+    """How many properties stand in a row that may all be left out: up to the next one that is required."""
+    properties, required = schema.get("properties"), schema.get("required")
+    if not isinstance(properties, Mapping):
+        return 0
+    names = cast(list[object], required) if isinstance(required, list) else []
+    needed = {name for name in names if isinstance(name, str)}
+    longest = run = 0
+    for name in cast(Mapping[str, object], properties):
+        run = 0 if name in needed else run + 1
+        longest = max(longest, run)
+    return longest
+
+
+def _referred(schema: Mapping[str, Any], ref: object) -> object:
+    """The part of the schema that a `$ref` into it names; None for any other."""
+    if not isinstance(ref, str) or not ref.startswith("#/"):
+        return None
+    found: object = schema
+    for step in ref.removeprefix("#/").split("/"):
+        found = cast(Mapping[str, object], found).get(step) if isinstance(found, Mapping) else None
+    return found
 
 
 def regex(pattern: str, *, param: str = "guided_regex") -> Grammar:

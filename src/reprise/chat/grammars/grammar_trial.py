@@ -70,15 +70,18 @@ class TrialVerdict:
 
 
 def compile_grammar(tokenizer: LLTokenizer, text: str, limits: Mapping[str, Any]) -> tuple[LLMatcher, str | None]:
-    """The matcher of a grammar, and what is wrong with it: also what is too large for its first step, which is said
-    now, and not by the answer."""
+    """The matcher of a grammar, and what is wrong with it: also what is too large for its first step, or for that
+    into an object, which is said now, and not by the answer."""
     matcher = LLMatcher(tokenizer, text, log_level=0, limits=LLParserLimits(**limits, verbose_errors=False))
     if matcher.is_error():
         return matcher, f"The grammar cannot be used: {sentence_of(matcher)}"
     trial = matcher.deep_copy()
-    trial.compute_bitmask()
+    mask = trial.compute_bitmask()
+    brace, *_ = tokenizer.tokenize_str("{")
+    if not trial.is_error() and mask[brace // 8] >> (brace % 8) & 1:
+        trial.consume_token(brace)
     if trial.is_error():
-        return matcher, f"The grammar is too large for its first token: {sentence_of(trial)} Simplify it."
+        return matcher, f"The grammar is too large for its first token: {sentence_of(trial)}. Simplify it."
     return matcher, None
 
 

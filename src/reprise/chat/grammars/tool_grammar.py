@@ -28,6 +28,7 @@ from reprise.chat.grammars.grammar import (
     HARMONY_RULES,
     JSON_OPTIONS,
     Grammar,
+    check_properties,
     either,
     harmony_lead,
     lark,
@@ -375,6 +376,7 @@ class _Rules:
         return f"{self._rule(' & '.join(terms), option=f'[suffix={whole}]')} {after}"
 
     def _schema_text(self, schema: dict[str, Any]) -> str:
+        check_properties(schema, param="tools")
         return json.dumps({**schema, "x-guidance": {**JSON_OPTIONS, "lenient": not self._is_strict}})
 
     def _terminal(self, body: str) -> str:
