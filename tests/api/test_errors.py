@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 import pytest
+from pydantic import TypeAdapter
 
 from reprise.core.errors import OutOfMemory, QueueFull, RepriseError, ShuttingDown
 from reprise.core.settings import Settings
@@ -323,3 +324,23 @@ async def test_cors_for_all_origins():
                 # A page sees what was wrong, too.
                 assert (got.status_code, got.headers["access-control-allow-origin"]) == (status, "*")
                 assert "access-control-allow-credentials" not in got.headers
+
+
+@pytest.mark.parametrize(
+    ("path", "named"), [(URL, "param"), ("/v1/messages", "type"), ("/v1/responses", "param"), ("/api/chat", None)]
+)
+async def test_a_validation_error_inside_a_handler_is_the_requests_fault(
+    path: str, named: str | None, monkeypatch: pytest.MonkeyPatch
+):
+    async def validate(make: object) -> None:
+        TypeAdapter(dict[str, int]).validate_python({"seed": "planted"}, strict=True)
+
+    async with api() as a:
+        monkeypatch.setattr(a.service, "off_loop", validate)
+        refused = await a.client.post(path, json={"messages": HI, "input": "Hi", "max_tokens": 4, "stream": False})
+    error = refused.json()["error"]
+    assert (refused.status_code, error["message"] if named else error) == (
+        400,
+        "`seed`: Input should be a valid integer.",
+    )
+    assert named is None or named in error

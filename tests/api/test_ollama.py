@@ -119,6 +119,8 @@ async def test_a_format_is_a_grammar(form: object):
     [
         ("/api/chat", {"messages": HI, "model": "other"}, 404),
         ("/api/chat", {"messages": [{"role": "user", "content": "What?", "images": ["aGk="]}]}, 400),
+        ("/api/chat", {"messages": HI, "options": {"seed": 2**63}}, 400),
+        ("/api/generate", {"prompt": "Hi", "options": {"repeat_last_n": 1_000_001, "repeat_penalty": 1.1}}, 400),
         ("/api/chat", {"messages": HI, "options": {"mirostat": 2}}, 400),
         ("/api/chat", {"messages": HI, "format": "xml"}, 400),
         ("/api/generate", {"prompt": "Hi", "context": [1, 2]}, 400),

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -83,6 +83,10 @@ def _problem_of(error: Exception) -> Problem:
             return Problem(status=error.status, code=error.code, message=str(error))
         case RequestValidationError():
             return _invalid_body(error)
+        case ValidationError():
+            # What one body takes may be written as another API's, which does not.
+            found = [{**each, "loc": ("", *each["loc"])} for each in error.errors(include_url=False)]
+            return _problem_of(invalid_body(None, found))
         case HTTPException():
             return _http_problem(error)
         case _:
@@ -194,7 +198,7 @@ def install_error_handlers(app: FastAPI, shapes: Shapes) -> None:
         headers = error.headers if isinstance(error, HTTPException) else None
         return error_response(problem, shapes.of(request.scope), headers)
 
-    for kind in (RepriseError, RequestValidationError, HTTPException):
+    for kind in (RepriseError, RequestValidationError, ValidationError, HTTPException):
         app.add_exception_handler(kind, answer)
 
 

@@ -46,13 +46,13 @@ class Options(Body):
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=-1)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    seed: int | None = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     stop: str | list[str] | None = None
     num_predict: int | None = None
     """-1, -2 and 0: as much as there is room for."""
     num_ctx: int | None = None
     repeat_penalty: Annotated[float, Field(gt=0, le=100)] | None = None
-    repeat_last_n: Annotated[int, Field(ge=-1)] | None = None
+    repeat_last_n: Annotated[int, Field(ge=-1, le=1_000_000)] | None = None
     """0: no penalty; -1: over the whole context."""
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
