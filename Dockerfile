@@ -1,4 +1,5 @@
-# A server for Linux: docker build -t reprise . && docker run -p 8080:8080 -v reprise:/data reprise MODEL
+# A server for Linux: docker build -t reprise . && docker run -p 127.0.0.1:8080:8080 -v reprise:/data reprise MODEL
+# For other machines: -p 8080:8080, and --api-key KEY behind MODEL. For other containers: --allowed-host NAME.
 # MLX: "cpu", or "cuda" for GPUs of NVIDIA's (docker build --build-arg MLX=cuda, docker run --gpus all).
 FROM python:3.12-slim AS build
 WORKDIR /src
