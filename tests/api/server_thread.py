@@ -17,7 +17,7 @@ class ServerThread:
         self._listener = listen("127.0.0.1", 0)
         self.url = url_of(self._listener)
         app = create_app(service, settings)
-        self._server = Server(app, settings, service.begin_close, answers_s=settings.grace_s)
+        self._server = Server(app, settings, service, answers_s=settings.grace_s)
         self._thread = threading.Thread(target=self._run, name="reprise-http", daemon=True)
         self._thread.start()
 
@@ -26,5 +26,6 @@ class ServerThread:
 
     def stop(self) -> None:
         """Finish the responses under way and return."""
-        self._server.finish()
+        if self._thread.is_alive():
+            self._server.finish()
         self._thread.join()

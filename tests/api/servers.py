@@ -115,6 +115,7 @@ class RunningServer:
     url: str
     service: ChatService
     backend: FakeBackend
+    stop: Callable[[], None]
 
 
 @contextmanager
@@ -130,7 +131,7 @@ def running_server(
     service = make_service(backend, settings=chosen, limits=limits)
     server = ServerThread(service, chosen)
     try:
-        yield RunningServer(url=server.url, service=service, backend=backend)
+        yield RunningServer(url=server.url, service=service, backend=backend, stop=server.stop)
     finally:
         backend.may_prefill.set()
         backend.may_decode.set()

@@ -14,6 +14,8 @@ from threading import Thread
 import httpx
 import pytest
 
+from reprise.core.settings import Settings
+from tests.api.servers import MODEL, running_server
 from tests.matrix import rows_now_and_later
 from tests.models.tiny import tiny_model
 
@@ -60,10 +62,7 @@ class Process:
         self.process.stdin.flush()
 
     def connect(self, content: bytes) -> socket.socket:
-        host, _, port = self.url.removeprefix("http://").partition(":")
-        connection = socket.create_connection((host, int(port)), timeout=60)
-        connection.sendall(content)
-        return connection
+        return connect(self.url, content)
 
     def is_idle(self) -> bool:
         return bool(httpx.get(self.url + "/health", timeout=60).json()["idle"])
@@ -80,6 +79,13 @@ def process(*, grace_s: float = 60, answer: str = "Hello there.") -> Generator[P
         finally:
             # Else a test that fails would wait for it.
             started.kill()
+
+
+def connect(url: str, content: bytes) -> socket.socket:
+    host, _, port = url.removeprefix("http://").partition(":")
+    connection = socket.create_connection((host, int(port)), timeout=60)
+    connection.sendall(content)
+    return connection
 
 
 def until(condition: Callable[[], bool]) -> None:
@@ -155,6 +161,45 @@ def test_clients_that_never_finish_do_not_keep_the_server():
             connection.close()
 
 
+def test_requests_that_have_not_arrived_are_answered_at_once() -> None:
+    head = (
+        b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 99\r\n\r\n"
+    )
+    with running_server() as server:
+        kept = [connect(server.url, sent) for sent in (b"GET /health HTTP/1.1\r\nHost:", head, head + b'{"mess', b"")]
+        answered = connect(server.url, b"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert answered.recv(1000).startswith(b"HTTP/1.1 200")
+        # The loop has read what the others have sent before.
+        begun_s = time.monotonic()
+        server.stop()
+        assert time.monotonic() - begun_s < 3
+        assert [each.recv(12) for each in kept] == [b"HTTP/1.1 503"] * 3 + [b""]
+        for connection in (*kept, answered):
+            connection.close()
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "last"),
+    [
+        (URL, {}, '{"error":{"message":"The server is shutting down'),
+        ("/v1/messages", {"max_tokens": 9}, '{"type":"error","error":{"type":"overloaded_error"'),
+        ("/v1/responses", {"input": "Hi"}, '"type":"response.failed"'),
+        ("/api/chat", {}, '{"error":"The server is shutting down'),
+    ],
+)
+def test_a_stream_that_the_grace_cuts_ends_with_an_error(path: str, body: dict[str, object], last: str) -> None:
+    with running_server(settings=Settings(model=MODEL, grace_s=0.6)) as server:
+        server.backend.may_decode.clear()
+        asked = {"stream": True, "model": MODEL} | ({} if "input" in body else {"messages": HI}) | body
+        with httpx.stream("POST", server.url + path, json=asked, timeout=60) as response:
+            until(lambda: not server.service.is_idle)
+            stopping = Thread(target=server.stop)
+            stopping.start()
+            text = response.read().decode()
+            stopping.join(60)
+        assert last in text.replace('": ', '":').replace(', "', ',"'), text
+
+
 LOADING = """
 import sys
 import mlx.core as mx
@@ -188,10 +233,13 @@ def test_a_server_that_is_loading_another_model_ends_without_it(tmp_path: Path):
                 b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
                 b"Content-Type: application/json\r\nContent-Length: %d"
             )
-            with server.connect(head % len(body) + b"\r\n\r\n" + body):
+            with server.connect(head % len(body) + b"\r\n\r\n" + body) as waiting:
                 assert started.stdout.readline() == "loading\n"
+                begun_s = time.monotonic()
                 started.send_signal(signal.SIGTERM)
+                assert waiting.recv(100).startswith(b"HTTP/1.1 503")
                 assert started.wait(60) == 0, log.read_text()
+                assert time.monotonic() - begun_s < 2.5
         finally:
             started.kill()
 

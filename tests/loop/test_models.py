@@ -15,7 +15,7 @@ import pytest
 
 from reprise.api.service.settling import Settling
 from reprise.core.backend import WeightsState
-from reprise.core.errors import LoadFailed, RepriseError
+from reprise.core.errors import LoadFailed, RepriseError, ShuttingDown
 from reprise.core.events import Event, Progress, Sampled
 from reprise.core.prompt import Prompt
 from reprise.core.settings import Settings
@@ -365,3 +365,14 @@ def test_a_killed_server_s_models_find_their_own_on_disk(tmp_path: Path, monkeyp
             assert (further.end.outcome.num_loaded, further.computed) == (205, 21), "from disk"
             assert [answer, further.tokens] == cold(model.name, [prompt, longer], num=6)
             model.check()
+
+
+def test_a_server_that_stops_fails_what_waits_for_weights_and_nothing_else() -> None:
+    with serving("llama", "qwen3_5") as (here, other):
+        other.gate.clear()
+        waiting, running = other.loop.ready(), here.submit(words(95, 20), num=50)
+        for model in (here, other):
+            model.loop.refuse_loads()
+        assert isinstance(waiting.exception(PATIENCE_S), ShuttingDown)
+        assert isinstance(other.loop.ready().exception(PATIENCE_S), ShuttingDown)
+        assert running.wait().end.error is None and here.loop.ready().result(PATIENCE_S) is not None

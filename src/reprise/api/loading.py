@@ -104,8 +104,19 @@ class LoadingApp:
     def begin_close(self) -> None:
         """See `ChatService`."""
         if self.service is not None:
-            for each in [self.service] if self.service.models is None else self.service.models.services:
+            for each in self._services(self.service):
                 each.begin_close()
+            for model in () if self.service.models is None else self.service.models.all:
+                model.backend.refuse_loads()
+
+    def cut_off(self) -> None:
+        """See `ChatService`."""
+        if self.service is not None:
+            for each in self._services(self.service):
+                each.cut_off()
+
+    def _services(self, first: ChatService) -> list[ChatService]:
+        return [first] if first.models is None else first.models.services
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":

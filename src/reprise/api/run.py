@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from typing import Protocol
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -43,7 +44,7 @@ def run_while_loading(
         progress=progress,
         on_loaded=lambda service: _say_where(service, listener),
     )
-    server = Server(app, settings, app.begin_close, answers_s=ending.answers_s)
+    server = Server(app, settings, app, answers_s=ending.answers_s)
     app.on_failed = server.finish
     log.info("listening at %s; requests get a 503 until the model is loaded", url_of(listener))
     if first is not None:
@@ -76,10 +77,25 @@ _BACKLOG = 128
 """Connections that are accepted in one go, before any of them can be refused."""
 
 
+_LAST_EVENTS_S = 1.0
+"""The time that clients have to read that their answers were cut off."""
+
+
+class Closable(Protocol):
+    """The service behind the server, or all of its services."""
+
+    def begin_close(self) -> None:
+        """See `ChatService`, also for `cut_off`."""
+        ...
+
+    def cut_off(self) -> None: ...
+
+
 class Server(uvicorn.Server):
     """uvicorn's server with our end, and our connections."""
 
-    def __init__(self, app: ASGIApp, settings: Settings, begin_close: Callable[[], None], *, answers_s: float) -> None:
+    def __init__(self, app: ASGIApp, settings: Settings, served: "Closable", *, answers_s: float) -> None:
+        """`answers_s`: how long the responses under way may take after `finish`."""
         limits = ConnectionLimits(
             max_connections=raise_descriptor_limit(settings.max_connections),
             arrive_s=settings.request_timeout_s,
@@ -96,7 +112,7 @@ class Server(uvicorn.Server):
             lifespan="on",
         )
         super().__init__(config)
-        self._begin_close = begin_close
+        self._served = served
         self._limits = limits
         self._answers_s = answers_s
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -109,8 +125,10 @@ class Server(uvicorn.Server):
 
     def finish(self) -> None:
         """Take no more requests, and end when the responses under way have, or their time is over."""
-        self._begin_close()
+        self._served.begin_close()
         self.should_exit = True
+        last_events_s = min(_LAST_EVENTS_S, self._answers_s / 4)
+        self._on_loop(lambda loop: loop.call_later(self._answers_s - last_events_s, self._served.cut_off))
         self._on_loop(lambda loop: loop.call_later(self._answers_s, self._abort_connections))
 
     def cut_off(self) -> None:

@@ -100,6 +100,7 @@ class EngineLoop:
         self._ends_now = False
         self._asking = threading.Lock()
         self.is_closed = False
+        self._refuses_loads = False
         self._pending: set[Future[Any]] = set()
         """What callers wait for."""
 
@@ -120,6 +121,9 @@ class EngineLoop:
             if self.is_loaded and self._loaded is not None:
                 self._weights.end_dismissal()
                 _resolve(answer, self._loaded)
+            elif self._refuses_loads:
+                if answer.set_running_or_notify_cancel():
+                    answer.set_exception(_shutting_down())
             else:
                 self._weights.wanted.append((time.monotonic(), answer))
 
@@ -156,6 +160,19 @@ class EngineLoop:
 
         return self._call_unless_closed(dismiss, answer)
 
+    def refuse_loads(self) -> None:
+        """Fail what waits for the weights, now and later: the server is about to stop. Requests that run go on."""
+
+        def refuse() -> None:
+            self._refuses_loads = True
+            self._weights.fail(_shutting_down())
+            if self._worker is not None and not self.is_loaded:
+                for request in list(self._worker.requests.values()):
+                    self._worker.requests.fail(request, _shutting_down())
+            self.publish()
+
+        self._thread.call(refuse)
+
     def close(self, *, now: bool = False, timeout_s: float | None = None) -> None:
         """Refuse further jobs; if all models are closed, wait until running jobs have ended. `now`: cancel them."""
         self._gate.close()
@@ -163,7 +180,7 @@ class EngineLoop:
         def end_soon() -> None:
             # The last call counts.
             self._is_ending, self._ends_now = True, now
-            self._weights.fail(ShuttingDown("The server is shutting down. Try again when it is back."))
+            self._weights.fail(_shutting_down())
             self._weights.end_dismissal()
 
         with self._asking:
@@ -352,7 +369,7 @@ class EngineLoop:
         # Under a lock, so that it is queued before the command to close, after which nothing is answered.
         with self._asking:
             if self.is_closed:
-                raise ShuttingDown("The server is shutting down. Try again when it is back.")
+                raise _shutting_down()
             self._pending.add(answer)
             answer.add_done_callback(self._pending.discard)
             self._thread.call(command)
@@ -697,6 +714,10 @@ class _Weights:
         for _, answer in wanted:
             if answer.set_running_or_notify_cancel():
                 answer.set_exception(error)
+
+
+def _shutting_down() -> ShuttingDown:
+    return ShuttingDown("The server is shutting down. Try again when it is back.")
 
 
 def _resolve(answer: Future[T], result: T) -> None:

@@ -34,7 +34,7 @@ _REFUSED_S = 5.0
 _MOST_REFUSED = 64
 """So many at the same time: their descriptors are not among those of `max_connections`."""
 
-_FULL = (
+_UNAVAILABLE = (
     b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\nconnection: close\r\ncontent-type: application/json\r\n"
     b"content-length: %d\r\n\r\n%s"
 )
@@ -42,6 +42,12 @@ _FULL_BODY = (
     b'{"error":{"message":"The server has as many connections as it may. Try again in a moment.",'
     b'"type":"server_error","param":null,"code":"too_many_connections"}}'
 )
+_ENDING_BODY = (
+    b'{"error":{"message":"The server is shutting down. Try again in a moment.",'
+    b'"type":"server_error","param":null,"code":"shutting_down"}}'
+)
+_ENDING_S = 0.5
+"""As `_REFUSED_S`, where the end of the server waits for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,14 +188,30 @@ class Connection(H11Protocol):
         log.warning("all connections (--max-connections) are busy: refusing a new one")
         if len(refused) >= _MOST_REFUSED:
             min(refused, key=lambda each: each.quiet_since_s).transport.abort()
-        self._refuse()
+        self._refuse(_FULL_BODY, _REFUSED_S)
 
-    def _refuse(self) -> None:
-        """Say that there is no room. Who is cut off while it sends its request does not read the answer."""
+    def shutdown(self) -> None:
+        """The server stops: answer a request that has not arrived as a whole, which nobody waits for."""
+        if self.is_between_requests:
+            is_partial = self._num_received > 0
+        else:
+            is_partial = self.cycle.more_body and not self.cycle.response_started
+        if self._is_refused or not is_partial:
+            super().shutdown()
+            return
+        if not self.is_between_requests:
+            # To the application its client has hung up.
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        self.flow.resume_reading()
+        self._refuse(_ENDING_BODY, _ENDING_S)
+
+    def _refuse(self, body: bytes, seconds: float) -> None:
+        """Answer with a 503 and close after `seconds`: a client that is cut off while it sends does not read it."""
         self._is_refused = True
-        self.transport.write(_FULL % (len(_FULL_BODY), _FULL_BODY))
+        self.transport.write(_UNAVAILABLE % (len(body), body))
         self.transport.write_eof()
-        self.loop.call_later(_REFUSED_S, self.transport.abort)
+        self.loop.call_later(seconds, self.transport.abort)
 
 
 def end_overdue(connections: Iterable[object], *, late_s: float = 0.0) -> None:

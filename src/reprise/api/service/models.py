@@ -41,6 +41,10 @@ class ModelBackend(Backend, Protocol):
         """Unload the weights as soon as no request runs; the prefix cache stays."""
         ...
 
+    def refuse_loads(self) -> None:
+        """The server is about to stop: fail what waits for the weights, now and later. From any thread."""
+        ...
+
     @property
     def fingerprint(self) -> str:
         """The fingerprint of the model loaded last; "" before."""

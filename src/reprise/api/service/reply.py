@@ -302,6 +302,8 @@ class Reply:
         self._on_gap = on_gap
         self._cached: dict[int, int] = {}
         self._token_at_s: dict[int, float] = {}
+        self._why: RepriseError | None = None
+        """Why it was cancelled, where that was not its client."""
         self._progress = PrefillProgress(request_id=request.id, since_s=time.monotonic())
 
     async def __aenter__(self) -> Self:
@@ -341,8 +343,9 @@ class Reply:
             num_rejected=sum(outcome.num_drafted - outcome.num_accepted for outcome in self.outcomes),
         )
 
-    def cancel(self) -> None:
-        """Cancel the jobs that still run. Safe on any thread."""
+    def cancel(self, why: RepriseError | None = None) -> None:
+        """Cancel the jobs that still run. Safe on any thread. `why`: what `events` then raises; None: that."""
+        self._why = self._why or why
         for run in self.running:
             if not run.choice.is_over:
                 self._backend.cancel(run.job_id)
@@ -407,7 +410,9 @@ class Reply:
             self._on_gap(now_s - self._token_at_s[index])
         self._token_at_s[index] = now_s
 
-    def _cancelled(self) -> RequestCancelled:
+    def _cancelled(self) -> RepriseError:
+        if self._why is not None:
+            return self._why
         if self.inbox.has_overflowed:
             return RequestCancelled(
                 "The request was cancelled: its stream was not read. Read faster, or do not stream."

@@ -326,6 +326,13 @@ class ChatService:
         self.is_closing = True
         self.backend.hurry()
 
+    def cut_off(self) -> None:
+        """End the answers under way with an error, since their time is over. On the event loop."""
+        for reply in tuple(self._open.values()):
+            reply.cancel(
+                ShuttingDown("The server is shutting down, and the answer was cut off. What was computed is kept.")
+            )
+
     async def close(self) -> None:
         """Refuse new requests, cancel those that run, and wait for what is under way behind the scenes."""
         self.is_closing = True
