@@ -269,3 +269,27 @@ def test_a_process_that_is_stuck_ends_all_the_same(grace_s: float, num: int, sta
             assert started.wait(60) == status
         finally:
             started.kill()
+
+
+INTERRUPTED = """
+import os, signal, sys
+from importlib.abc import MetaPathFinder
+
+interrupted = sys.argv.pop(1)
+
+class Interrupting(MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name == interrupted:
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupting())
+from reprise.cli.entry import main
+main()
+"""
+
+
+@pytest.mark.parametrize("module", ["typer", "reprise.cli.engines"])
+def test_ctrl_c_during_the_imports_ends_with_one_line(module: str) -> None:
+    command = [sys.executable, "-c", INTERRUPTED, module, "serve", str(tiny_model("llama")), "--port", "0"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (130, "reprise: interrupted.\n")

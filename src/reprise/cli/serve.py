@@ -5,6 +5,7 @@ import os
 from reprise.api.http.listening import FirstAnswers, listen
 from reprise.api.web_access import WebAccess
 from reprise.cli.configuration import Configuration, with_options
+from reprise.cli.entry import ended_by_interrupt
 from reprise.cli.process_limits import check_process_limits
 from reprise.cli.refuse import refusals
 from reprise.cli.wings import ranks
@@ -24,9 +25,11 @@ def serve(configuration: Configuration) -> None:
     if settings.is_tensor_parallel:
         ranks().check_rank(settings, os.environ)
         if int(os.environ["MLX_RANK"]) > 0:
-            ranks().follow_rank_0(settings)
+            with ended_by_interrupt():
+                ranks().follow_rank_0(settings)
             return
-    with refusals():
+    # Until `run_server` handles signals.
+    with refusals(), ended_by_interrupt():
         # Before the imports, which take seconds: who comes first is told to wait.
         listener = listen(settings.host, settings.port)
         first = FirstAnswers(listener, WebAccess(settings))
