@@ -10,8 +10,10 @@ from collections.abc import Iterator
 
 import httpx
 import pytest
+from reprise.cluster.ranks.links import RanksFailed
 
-from reprise.cli.log import configure_logging
+from reprise.cli.log import JsonLines, TextLines, configure_logging
+from reprise.core.errors import EngineFailed
 from reprise.core.settings import Settings
 from tests.api.servers import MODEL, api
 from tests.models.tiny import tiny_model
@@ -84,6 +86,20 @@ async def test_no_client_writes_a_line_of_the_log(
     assert log.count("forged") >= 3
     assert not any(line.startswith(("2026 ERROR", "ERROR")) for line in log.splitlines()), log
     assert not {"\x1b", "\x9b"} & set(log), log
+
+
+@pytest.mark.parametrize("formatter", [TextLines("%(message)s"), JsonLines()])
+def test_an_error_that_explains_itself_has_no_traceback(formatter: logging.Formatter) -> None:
+    def logged(failure: Exception) -> str:
+        try:
+            raise failure from ValueError("[ring] connection to a peer was lost")
+        except Exception as error:
+            trace = (type(error), error, error.__traceback__)
+            return formatter.format(logging.LogRecord("any", logging.ERROR, "", 0, "3 requests failed", (), trace))
+
+    lost = logged(RanksFailed("Rank 1 has ended. Restart the server."))
+    assert "Rank 1 has ended. Restart the server." in lost and "Traceback" not in lost and "[ring]" not in lost
+    assert "Traceback" in logged(EngineFailed("A pass failed."))
 
 
 @pytest.mark.matrix

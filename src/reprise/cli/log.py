@@ -13,6 +13,7 @@ from typing import Any
 from rich.console import Console
 from rich.logging import RichHandler
 
+from reprise.core.errors import RepriseError
 from reprise.core.settings import Settings
 
 
@@ -44,10 +45,15 @@ class TextLines(logging.Formatter):
         return _printable(super().formatMessage(record))
 
     def formatException(self, ei: Any) -> str:  # noqa: N802 (the name of the base)
-        return _indented(super().formatException(ei))
+        return _indented(_explanation(ei[1]) or super().formatException(ei))
 
     def formatStack(self, stack_info: str) -> str:  # noqa: N802 (the name of the base)
         return _indented(super().formatStack(stack_info))
+
+
+def _explanation(error: BaseException | None) -> str | None:
+    """The message of an error that needs no traceback."""
+    return str(error) if isinstance(error, RepriseError) and error.is_explained else None
 
 
 def _printable(text: str) -> str:
@@ -72,7 +78,7 @@ class JsonLines(logging.Formatter):
             "message": record.getMessage(),
         }
         if record.exc_info is not None:
-            body["traceback"] = self.formatException(record.exc_info)
+            body["traceback"] = _explanation(record.exc_info[1]) or self.formatException(record.exc_info)
         if record.stack_info:
             body["stack"] = record.stack_info
         return json.dumps(body, ensure_ascii=False)

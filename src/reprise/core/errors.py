@@ -13,6 +13,8 @@ class RepriseError(Exception):
     code = "internal_error"
     has_record = False
     """Whether the request it ended had started, so that the record of the request has the error."""
+    is_explained = False
+    """Whether the message says all that the log needs: it has no traceback then."""
 
 
 class BadRequest(RepriseError):

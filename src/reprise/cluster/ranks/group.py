@@ -28,7 +28,7 @@ from mlx import nn
 
 from reprise.cluster.ranks.follower import FollowingRank
 from reprise.cluster.ranks.leader import Leader
-from reprise.cluster.ranks.links import Address, LinksToFollowers, LinkToLeader, Message, RanksFailed
+from reprise.cluster.ranks.links import Address, LinksToFollowers, LinkToLeader, Message, RanksFailed, is_lost_peer
 from reprise.cluster.ranks.operations import set_recorder
 from reprise.cluster.ranks.record_parts import ShardsElsewhere
 from reprise.cluster.ranks.shards import ShardKeeper
@@ -162,7 +162,8 @@ def follow(settings: Settings, *, on_ready: Callable[[], None], on_end: Callable
         if follower.shards is not None:
             follower.shards.close(_CLOSED_S)
     except Exception as error:
-        log.critical("rank %d has failed", group.rank(), exc_info=error)
+        if not is_lost_peer(error):
+            log.critical("rank %d has failed", group.rank(), exc_info=error)
         link.send(["failed", f"{type(error).__name__}: {first_line(error)}"])
         raise
 

@@ -8,6 +8,7 @@ ranks. A failed pass leaves the other ranks waiting, so it ends the group.
 from __future__ import annotations
 
 import hashlib
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -15,13 +16,15 @@ from typing import Any, TypeVar
 from weakref import ref
 
 from reprise.cluster.ranks.codec import Coded, Encoder, Numbered, numbered_in
-from reprise.cluster.ranks.links import RanksFailed
+from reprise.cluster.ranks.links import RanksFailed, is_lost_peer
 from reprise.cluster.ranks.operations import PASSES, one_operation
 from reprise.cluster.ranks.split_directory import form_of
 from reprise.core.kinds import KvKind
 from reprise.disk.records.record import DiskRecord
 from reprise.engine.running.records import RecordEncoder, RecordSource, RestoringSequence
 from reprise.engine.states.payloads import PackedSegment, Snapshot
+
+log = logging.getLogger("reprise.engine")
 
 T = TypeVar("T")
 
@@ -83,6 +86,8 @@ class Leader:
             self._doubtful.update(about)
             if name in PASSES:
                 self._has_failed = True
+                if not is_lost_peer(error):
+                    log.error("a pass failed on rank 0", exc_info=error)
                 raise self._fail(f"a pass failed on rank 0 ({type(error).__name__}: {error})") from error
             raise
         for each in numbered_in(result):

@@ -48,6 +48,12 @@ class RanksFailed(EngineFailed):
 
     status = 503
     code = "ranks_failed"
+    is_explained = True
+
+
+def is_lost_peer(error: Exception) -> bool:
+    """Whether MLX raised this because the process of another rank has ended."""
+    return str(error).startswith("[ring]")
 
 
 def send_message(connection: socket.socket, message: Message) -> int:
