@@ -69,6 +69,11 @@ def test_what_is_a_side_request() -> None:
     assert not is_auxiliary_request(prompt_len=300, resume_at=20, has_chats=False)
     assert not is_auxiliary_request(prompt_len=300, resume_at=200, has_chats=True)
     assert not is_auxiliary_request(prompt_len=5000, resume_at=20, has_chats=True)
+    # Less than half is cached, of at most 1,024 tokens.
+    assert is_auxiliary_request(prompt_len=301, resume_at=149, has_chats=True)
+    assert not is_auxiliary_request(prompt_len=301, resume_at=150, has_chats=True)
+    assert is_auxiliary_request(prompt_len=1024, resume_at=0, has_chats=True)
+    assert not is_auxiliary_request(prompt_len=1025, resume_at=0, has_chats=True)
 
 
 def test_no_more_rows_than_the_batch_has() -> None:
@@ -112,6 +117,22 @@ def test_a_job_without_room_waits_and_those_behind_it_too() -> None:
 def test_jobs_that_are_admitted_together_share_the_room() -> None:
     waiting = tuple(replace(job(f"j{index}", 0, 10), live_nbytes=20) for index in range(4))
     assert len(decide(SchedulerState(now_s=0, waiting=waiting, free_nbytes=50), SchedulerLimits()).admit) == 2
+
+
+@pytest.mark.parametrize("num_here", [0, 1, 2])
+@pytest.mark.parametrize("num_others", [0, 1, 2])
+def test_a_job_without_room_waits_while_anything_runs_on_any_model(num_here: int, num_others: int) -> None:
+    big = replace(job("big", 0, 10), live_nbytes=100)
+    state = SchedulerState(now_s=2, waiting=(big,), decoding=decoding(num_here), free_nbytes=50, num_others=num_others)
+    assert decide(state, SchedulerLimits()).admit == (("big",) if num_here == num_others == 0 else ())
+
+
+@pytest.mark.parametrize(("num_others", "num"), [(0, 2048), (1, 112), (3, 48)])
+def test_a_chunk_leaves_time_for_the_steps_of_other_models(num_others: int, num: int) -> None:
+    """All of them share the stall of a quarter of a second, also while nothing decodes here."""
+    prefilling = PrefillingJob(id="a", arrived_s=0, position=0, end=9000)
+    state = SchedulerState(now_s=0, prefilling=(prefilling,), speed=SPEED, num_others=num_others)
+    assert len(decide(state, SchedulerLimits(max_stall_s=0.25)).prefill[0]) == num
 
 
 def test_settling_stops_for_a_request_and_nothing_else_happens_in_that_step() -> None:

@@ -47,6 +47,15 @@ def test_nobody_waits_for_what_is_not_coming() -> None:
     assert share([follower(a=700)], (), [DecodingJob(id="a", length=2000)], SNAPSHOTS).ready, "it is decoding"
 
 
+def test_a_job_waits_for_no_less_than_what_is_worth_it() -> None:
+    assert SNAPSHOTS.min_shared == 16
+    assert waits(follower(a=700, resume_at=684), leader()) and not waits(follower(a=700, resume_at=685), leader())
+    apart = [follower("f", a=700), follower("g", a=716)]
+    assert [wait.wait_until for wait in share(apart, [leader()], (), SNAPSHOTS).waits] == [700, 716]
+    close = [follower("f", a=700), follower("g", a=715)]
+    assert [wait.wait_until for wait in share(close, [leader()], (), SNAPSHOTS).waits] == [700, 700]
+
+
 def test_one_token_is_always_left_to_the_follower() -> None:
     assert waits(follower(a=1000), leader())[0].wait_until == 999
 
