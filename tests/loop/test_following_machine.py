@@ -212,6 +212,41 @@ def test_an_engine_follows_its_machine(caplog: pytest.LogCaptureFixture) -> None
     assert len([record for record in caplog.records if "other programs" in record.getMessage()]) == 1
 
 
+def test_freed_memory_is_returned_once_the_engine_has_been_idle() -> None:
+    engine = EngineLoop(Settings(model="llama"), load=lambda: loaded("llama"))
+    engine.start()
+    is_over, was_read, go_on = threading.Event(), threading.Semaphore(0), threading.Semaphore(0)
+    trims: list[int] = []
+    readings = iter([ROOMY] * 30 + [TIGHT] + [ROOMY] * 10**6)
+
+    def read() -> MemoryReading:
+        was_read.release()
+        assert go_on.acquire(timeout=60)
+        return next(readings)
+
+    def look(num: int) -> int:
+        for _ in range(num):
+            go_on.release()
+            assert was_read.acquire(timeout=60)
+        return len(trims)
+
+    try:
+        with following_machine(engine, read=read, trim=lambda: trims.append(1), every_s=0.001):
+            assert was_read.acquire(timeout=60)
+            assert [look(3), look(1), look(10)] == [0, 1, 1]
+            job = Job(id="one", prompt=Prompt(tokens=as_tokens(range(10, 60))), purpose=Purpose.PREFILL)
+            engine.submit(job, lambda event: is_over.set() if isinstance(event, Finished) else None)
+            assert is_over.wait(60)
+            while not engine.status().is_idle:
+                pass
+            assert [look(4), look(10)] == [1, 2]
+            # Without waiting for idle time where the machine is short of it.
+            assert [look(1), look(3), look(1)] == [2, 3, 3]
+            go_on.release(10**6)
+    finally:
+        engine.close(now=True, timeout_s=60)
+
+
 def test_a_smaller_budget_evicts_and_a_larger_one_is_used() -> None:
     engine = EngineLoop(Settings(model="llama"), load=lambda: loaded("llama"))
     engine.start()

@@ -5,6 +5,7 @@ A full collection stops every thread, and so every stream: what lives as long as
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import logging
 import sys
@@ -22,6 +23,8 @@ from reprise.engine.machine import macos_footprint, read_machine
 from reprise.engine.models.load import LoadedModel
 
 log = logging.getLogger(__name__)
+
+_malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
 
 _MARGIN = 0.85
 """The share of the memory left by the model that layer states may use; the rest is for activations."""
@@ -151,8 +154,17 @@ def bound_free_buffers(budget: int | None) -> None:
 
 
 def give_back() -> None:
-    """Return freed buffers to the system."""
+    """Return freed buffers to the system, or on a CPU to the C library: see `trim_heap`."""
     mx.clear_cache()
+
+
+def trim_heap() -> None:
+    """Have the C library return freed memory to the system, where that can be asked for (glibc). Thread-safe.
+
+    Takes about 10 ms per GB of heap, and 0.4 s per GB that is returned.
+    """
+    if _malloc_trim is not None:
+        _malloc_trim(0)
 
 
 def is_out_of_memory(error: BaseException) -> bool:

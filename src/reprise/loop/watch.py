@@ -7,15 +7,18 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 
+from reprise.core.backend import Status
 from reprise.core.clock import repeating
 from reprise.core.follow import Budget, MemoryReading, within_bound
 from reprise.engine.machine import read_machine
-from reprise.engine.memory import process_nbytes
+from reprise.engine.memory import process_nbytes, trim_heap
 from reprise.loop.engine_loop import EngineLoop
 
 log = logging.getLogger("reprise.loop")
 
 _EVERY_S = 1.0
+_IDLE_LOOKS = 5
+"""After so many looks at an idle engine, freed memory is returned: chats often go on before."""
 _LEAST_SHARE = 8
 """The budget keeps at least this fraction (1/8): running requests need some."""
 
@@ -27,14 +30,16 @@ def following_machine(
     bound: int | None = None,
     read: Callable[[], MemoryReading] = read_machine,
     measure: Callable[[], int] = process_nbytes,
+    trim: Callable[[], None] = trim_heap,
     every_s: float = _EVERY_S,
 ) -> AbstractContextManager[None]:
     """Reduce the engine's budget while other programs need memory, and raise it again afterwards.
 
     `others`: engines of other models, which share its budget. `bound`: limit for the process's memory, as measured by
-    `measure`; None: no limit.
+    `measure`; None: no limit. `trim` returns freed memory to the system: when the engine has become idle, and after
+    free buffers were returned for want of memory.
     """
-    follower = _Follower(engine, others, bound=bound, read=read, measure=measure)
+    follower = _Follower(engine, others, bound=bound, read=read, measure=measure, trim=trim)
 
     def follow() -> bool:
         try:
@@ -58,12 +63,16 @@ class _Follower:
         bound: int | None,
         read: Callable[[], MemoryReading],
         measure: Callable[[], int],
+        trim: Callable[[], None],
     ) -> None:
         self._engine = engine
         self._all = (engine, *others)
         self._bound = bound
         self._read = read
         self._measure = measure
+        self._trim = trim
+        self._num_idle = self._num_requests = 0
+        self._has_returned = False
         most = engine.status().held.budget_nbytes
         self._by_machine = Budget(nbytes=most, least=most // _LEAST_SHARE, most=most)
         # No minimum: the process must stay within its limit.
@@ -73,7 +82,9 @@ class _Follower:
 
     def look(self) -> None:
         """Read the memory once and update the budget."""
-        each, now_s = [engine.status().held for engine in self._all], time.monotonic()
+        statuses, now_s = [engine.status() for engine in self._all], time.monotonic()
+        self._return_freed(statuses)
+        each = [status.held for status in statuses]
         layers = sum(held.kv_nbytes + held.snapshot_nbytes + held.live_nbytes + held.logits_nbytes for held in each)
         before = self._by_machine, self._by_bound
         reading = self._read()
@@ -88,7 +99,17 @@ class _Follower:
         if returns or nbytes != self._sent:
             self._sent = nbytes
             self._engine.set_budget(nbytes, returns_buffers=any(budget.returns_buffers for budget in now))
+        self._has_returned |= returns
         self._warn(reading, process)
+
+    def _return_freed(self, statuses: Sequence[Status]) -> None:
+        """Return what the C library has kept of freed buffers, here and not on the engine's thread."""
+        num_requests = sum(status.counts.num_requests for status in statuses)
+        is_idle = num_requests == self._num_requests and all(status.is_idle for status in statuses)
+        self._num_idle, self._num_requests = self._num_idle + 1 if is_idle else 0, num_requests
+        if self._num_idle == _IDLE_LOOKS or self._has_returned:
+            self._has_returned = False
+            self._trim()
 
     def _warn(self, reading: MemoryReading, process: int) -> None:
         """Log each of the two reasons once."""
