@@ -104,10 +104,10 @@ class Ledger:
         if disk is not None:
             self.written.today(disk.written_nbytes)
         for savings in (self.of(record.namespace), self.of(record.namespace, record.model)):
-            _add(savings, record)
+            _add_record(savings, record)
 
 
-def _add(savings: Savings, record: Record) -> None:
+def _add_record(savings: Savings, record: Record) -> None:
     savings.today.today(savings.saved_s)
     for outcome in record.outcomes:
         savings.saved_s += outcome.saved_s
