@@ -59,7 +59,7 @@ async def test_a_whole_message():
     assert response.headers["request-id"] == body["id"]
     assert body["content"] == [
         {"type": "thinking", "thinking": "Hm.", "signature": signature_of("Hm.")},
-        {"type": "text", "text": "Hello there.", "citations": None},
+        {"type": "text", "text": "Hello there.", "citations": []},
     ]
     assert (body["type"], body["role"], body["model"]) == ("message", "assistant", MODEL)
     assert (body["stop_reason"], body["stop_sequence"]) == ("end_turn", None)
@@ -210,7 +210,7 @@ async def test_sampling_reaches_the_engine():
     assert (job.max_tokens, job.pin_for_s) == (100, None)
     assert job.thinking is not None
     assert job.thinking.budget == 5
-    assert answer["content"] == [{"type": "text", "text": "Hello ", "citations": None}]
+    assert answer["content"] == [{"type": "text", "text": "Hello ", "citations": []}]
     assert (answer["stop_reason"], answer["stop_sequence"]) == ("stop_sequence", "there")
 
 
@@ -261,7 +261,7 @@ async def test_an_answer_that_was_begun_goes_on():
         body = {**BODY, "messages": [*HI, {"role": "assistant", "content": "Once upon"}]}
         answer = (await a.client.post(URL, json=body)).json()
         assert prompt_of(a.backend.jobs[0]).endswith("Once upon")
-    assert answer["content"] == [{"type": "text", "text": " a time.", "citations": None}]
+    assert answer["content"] == [{"type": "text", "text": " a time.", "citations": []}]
 
 
 async def test_marks_are_checkpoints_and_pins():
@@ -288,6 +288,8 @@ async def test_marks_are_checkpoints_and_pins():
         assert texts[-2].endswith("A long document.")
         assert "What does it say?" in texts[-1]
         assert job.pin_for_s == 3600
+        usage = made.json()["usage"]
+        assert usage["cache_creation"]["ephemeral_1h_input_tokens"] == usage["cache_creation_input_tokens"] > 0
         five = [{"type": "text", "text": "x", "cache_control": EPHEMERAL}] * 5
         refused = await a.client.post(URL, json={**BODY, "system": five})
         assert refused.status_code == 400

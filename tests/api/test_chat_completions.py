@@ -36,6 +36,7 @@ async def test_a_whole_answer():
     assert response.status_code == 200, body
     message = body["choices"][0]["message"]
     assert (message["content"], message["reasoning_content"]) == ("Hello there.", "Hm.")
+    assert (message["refusal"], message["annotations"]) == (None, [])
     assert body["choices"][0]["finish_reason"] == "stop"
     assert body["usage"]["prompt_tokens_details"] == {"cached_tokens": 0}
     assert body["usage"]["total_tokens"] == body["usage"]["prompt_tokens"] + body["usage"]["completion_tokens"]

@@ -36,7 +36,8 @@ class ContentBlocks:
                     self.content[-1]["thinking"] += delta.text
                     events.append(self._delta({"type": "thinking_delta", "thinking": delta.text}))
                 case ContentDelta():
-                    events += self._open("text", {"type": "text", "text": "", "citations": None})
+                    # Null is as good by the specification, but older clients take a list or nothing.
+                    events += self._open("text", {"type": "text", "text": "", "citations": []})
                     self.content[-1]["text"] += delta.text
                     events.append(self._delta({"type": "text_delta", "text": delta.text}))
                 case ToolCallDelta():
