@@ -473,6 +473,18 @@ def test_harmony_thinks_and_answers_in_its_channels() -> None:
         )
 
 
+def test_harmony_ends_with_the_tokens_that_end_its_answers() -> None:
+    model = tokenizer_with(*HARMONY, "<|return|>")
+    ends = {model.splitters[text] for text in ("<|call|>", "<|return|>", "<|endoftext|>")}
+    model = replace(model, eos=frozenset(ends))
+    wanted = call_grammar(model, tools=[WEATHER], tool_choice="required")
+    assert wanted is not None
+    constraint = Grammars(model).constraint(wanted, thinking=THINKING)()
+    header = "<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>"
+    write(constraint, model.encode(f'{header}{{"city": "Paris"}}'))
+    assert ends & set(allowed_tokens(constraint) or ()) == set(allowed_tokens(constraint) or ())
+
+
 def test_harmony_calls_or_answers() -> None:
     model = tokenizer_with(*HARMONY)
     wanted = answer_grammar(model, grammar.json_object(), tools=[WEATHER], tool_choice="auto")
@@ -512,6 +524,18 @@ def test_words_lead_to_neither_the_call_nor_the_output(parser: str) -> None:
     assert wanted is not None
     with pytest.raises(AssertionError):
         write(Grammars(model).constraint(wanted)(), model.encode("Let me look."))
+
+
+@pytest.mark.parametrize("parser", sorted(FORCED))
+def test_white_space_in_a_forced_call_is_bounded(parser: str) -> None:
+    model = with_calls(tokenizer_with(*SAMPLES[parser][0]), parser)
+    deep: dict[str, Any] = {}
+    for _ in range(8):
+        deep = {"type": "object", "properties": {"a": deep, "n": {"type": "number"}}}
+    wanted = call_grammar(model, tools=[tool("look", a=deep)], tool_choice="required")
+    assert wanted is not None
+    schemas = re.findall(r"%json (.*)", json.loads(wanted.text)["lark_grammar"])
+    assert all("whitespace_pattern" in schema for schema in schemas)
 
 
 def test_a_word_with_a_token_of_its_own_is_no_markup() -> None:

@@ -210,6 +210,50 @@ STATED = (
     "{% if tools %}Functions: {% for t in tools %}{{ t.function | tojson }}{% endfor %} Return JSON within tags:\n"
     '<tool_call>\n{"name": <function-name>, "arguments": <args-json-object>}\n</tool_call>{% endif %}'
 )
+UNMARKED = {
+    "one mark before each tag": (
+        _NESTED + "{% for m in messages %}<|role|>{{ m.role }}\n{{ m.content or '' }}{% if m.tool_calls %}@<calls>\n"
+        '{% for t in m.tool_calls %}{% set c = t.function %}@<call name="{{ c.name }}">{{ nested(c.arguments) }}'
+        "@</call>\n{% endfor %}@</calls>{% endif %}<|eos|>{% endfor %}"
+    ).replace("@", "]<]mark[>["),
+    "typed arguments": (
+        "{% macro kind(v) %}{{ 'boolean' if v is boolean else 'null' if v is none else 'number' if v is number else"
+        " 'string' if v is string else 'object' if v is mapping else 'array' }}{% endmacro %}"
+        "{% macro begin(name) %}<|open|>{{ name }}<|sep|>{% endmacro %}"
+        "{% macro end(name) %}<|close|>{{ name }}<|sep|>{% endmacro %}"
+        "{% for m in messages %}{{ begin('message role=' ~ m.role) }}{{ begin('response') }}{{ m.content or '' }}"
+        "{{ end('response') }}{% if m.tool_calls %}{{ begin('tools') }}{% for t in m.tool_calls %}"
+        """{{ begin('call tool="' ~ t.function.name ~ '" index="' ~ loop.index ~ '"') }}"""
+        "{% for k, v in t.function.arguments.items() %}"
+        """{{ begin('argument key="' ~ k ~ '" type="' ~ kind(v) ~ '"') }}{{ v if v is string else v | tojson }}"""
+        "{{ end('argument') }}{% endfor %}{{ end('call') }}{% endfor %}{{ end('tools') }}{% endif %}"
+        "{{ end('message') }}<|eos|>{% endfor %}"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", UNMARKED)
+def test_markers_that_the_tokenizer_does_not_have(name: str) -> None:
+    model = model_with("{{ tools }}" + UNMARKED[name], ())
+    assert call_grammar(model, tools=TOOLS, tool_choice="required") is not None
+    assert model.render is not None
+    calls = [("look-up", {"n": 3, "text": "it's", "on": True}), ("other", {})]
+    made = [{"id": "abc", "type": "function", "function": {"name": n, "arguments": a}} for n, a in calls]
+    text = model.render([{"role": "assistant", "content": "", "tool_calls": made}], tools=[])
+    answer = read(model, text[text.find(start_of(model)) :].removesuffix("<|eos|>"), tools=TOOLS, cuts=(3,))[0]
+    assert [(call.name, json.loads(call.arguments)) for call in answer.tool_calls] == calls
+
+
+def test_a_call_that_the_template_describes_in_words_alone() -> None:
+    stated = STATED.partition("Return")[0] + (
+        "For each call, return a JSON object with function name and arguments within <act></act> XML tags.{% endif %}"
+    )
+    model = model_with(stated + PLAIN, ("<|role|>",))
+    assert call_grammar(model, tools=TOOLS, tool_choice="required") is not None
+    answer = read(model, '<act>\n{"name": "look-up", "arguments": {"n": 3}}\n</act>', tools=TOOLS)[0]
+    assert [(call.name, call.arguments) for call in answer.tool_calls] == TWO_CALLS[:1]
+
+
 TWO_CALLS = [("look-up", '{"n": 3}'), ("other", "{}")]
 
 

@@ -45,20 +45,32 @@ from reprise.chat.calls.stated_calls import stated_format
 from reprise.chat.text_model import TextModel
 from reprise.chat.tools import make_calls
 
+_TYPED_SECTION = ("<|open|>tools<|sep|>", "<|close|>tools<|sep|>")
+"""The section of Kimi-K3, whose markers all begin alike: what ends a message begins the end of an argument, too."""
+
 
 def learn_calls(text_model: TextModel) -> ModelCalls:
     """Find the format of this model's calls. Renders about a dozen small chats."""
+    shown = _shown(text_model, has_plain_markers=False)
+    if shown is not None:
+        return shown
+    known = _known(text_model)
+    if known is None and (shown := _shown(text_model, has_plain_markers=True)) is not None:
+        return shown
+    example = "" if known is None else written_section(known, [(NAME, {FIRST_KEY: FIRST_VALUE})])
+    return ModelCalls(format=known, example=example, shows_tools=_shows_tools(text_model))
+
+
+def _shown(text_model: TextModel, *, has_plain_markers: bool) -> ModelCalls | None:
+    """The format of the calls that the template writes; None if it writes none that can be read."""
     for form in FORMS:
-        probes = CallProbes(text_model, form)
+        probes = CallProbes(text_model, form, has_plain_markers=has_plain_markers)
         try:
             found = _learn(probes)
         except NotLearnt:
             continue
-        shows = _shows_tools(text_model)
-        return ModelCalls(format=found, example=_example(probes, found), shows_tools=shows)
-    known = _known(text_model)
-    example = "" if known is None else written_section(known, [(NAME, {FIRST_KEY: FIRST_VALUE})])
-    return ModelCalls(format=known, example=example, shows_tools=_shows_tools(text_model))
+        return ModelCalls(format=found, example=_example(probes, found), shows_tools=_shows_tools(text_model))
+    return None
 
 
 def _learn(probes: CallProbes) -> CallFormat:
@@ -513,7 +525,11 @@ def _known(text_model: TextModel) -> CallFormat | None:
     parse = text_model.parse_tool_call
     if parse is None or text_model.tool_start is None:
         form = _stated(text_model)
-        return form if form is not None and _is_not_refuted(text_model, form) else None
+        if form is not None and _is_not_refuted(text_model, form):
+            return form
+        # Without the special tokens nobody has recognised the parser.
+        probes = CallProbes(text_model, FORMS[0])
+        return next((form for form in known_formats(*_TYPED_SECTION) if _is_written(probes, form)), None)
     tool = {"type": "function", "function": {"name": "f", "parameters": {"properties": {"a": {"type": "string"}}}}}
     for form in known_formats(text_model.tool_start, text_model.tool_end or ""):
         specials = [text for text in ("[ARGS]", "<escape>", '<|"|>') if any(text in part for part in form.texts())]
@@ -529,6 +545,15 @@ def _known(text_model: TextModel) -> CallFormat | None:
         if calls is not None and [(call.name, call.arguments) for call in calls] == [("f", '{"a": "b"}')]:
             return form if _is_not_refuted(text_model, form) else None
     return None
+
+
+def _is_written(probes: CallProbes, form: CallFormat) -> bool:
+    """Whether the template writes its calls in this format."""
+    try:
+        _check(probes, form)
+    except NotLearnt:
+        return False
+    return True
 
 
 def _shows_tools(text_model: TextModel) -> bool:
@@ -558,11 +583,7 @@ def _is_not_refuted(text_model: TextModel, form: CallFormat) -> bool:
         return True
     if NAME not in text[text.rfind(ASKED) :]:
         return True
-    try:
-        _check(probes, form)
-    except NotLearnt:
-        return False
-    return True
+    return _is_written(probes, form)
 
 
 def _until_turn_end(probes: CallProbes, text: str) -> str:

@@ -59,6 +59,10 @@ FORMS = tuple(
 )
 
 
+_MARKER = re.compile(r"<\|[^|<>{}\s'\"]+\|>|\]<\][a-z]+\[>\[")
+"""How special tokens look that a tokenizer may lack: a template that was put on another model's, or a converted one."""
+
+
 class NotLearnt(Exception):
     """The renderings do not show a format."""
 
@@ -66,11 +70,13 @@ class NotLearnt(Exception):
 class CallProbes:
     """Renders chats with made-up calls in one form."""
 
-    def __init__(self, text_model: TextModel, form: Form) -> None:
+    def __init__(self, text_model: TextModel, form: Form, *, has_plain_markers: bool = False) -> None:
+        """`has_plain_markers`: what the template writes like special tokens counts as such, with any tokenizer."""
         self.text_model = text_model
         self._template = ChatTemplate(text_model)
         self._form = form
-        self.splitters = sorted((text for text in text_model.splitters if text), key=len, reverse=True)
+        written = _MARKER.findall(text_model.template_source) if has_plain_markers else ()
+        self.splitters = sorted({text for text in (*text_model.splitters, *written) if text}, key=len, reverse=True)
 
     def calls(self, calls: Sequence[MadeCall], *, content: str | None = None, has_results: bool = True) -> str:
         """The chat in which the model made these calls, and each has its result."""

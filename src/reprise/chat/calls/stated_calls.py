@@ -13,6 +13,10 @@ _EXAMPLE = re.compile(
     r"""\{\s*"(?:name|tool_name|function)"\s*:\s*(?P<name>[^,{}\n]{1,80}?)(?P<middle>\s*,\s*"(?:arguments|parameters)"\s*:\s*)"""
     r"""(?P<arguments>[^{}]{1,200}?|\{[^{}]*\})(?P<tail>\s*\})"""
 )
+_IN_TAGS = re.compile(
+    r"\bjson object with (?:the )?function name and arguments within <(?P<tag>[\w:.-]+)></(?P=tag)> XML tags", re.I
+)
+_IN_JSON = '{"name": <function-name>, "arguments": <args-json-object>}'
 _TAG = re.compile(r"<(?P<name>[\w:.-]+)>\s*$")
 _LIST = re.compile(r"(?P<start>[\w<>|\[\]/:-]*[\w>|\]:])?(?P<opening>\s*\[\s*)$")
 _CALL_TOKEN = re.compile(r"^<\|tool_?calls?\|>$")
@@ -30,6 +34,13 @@ def stated_format(shown: str, plain: str, *, splitters: Sequence[str], names: Co
             found = _around(example, stated)
             if found is not None:
                 return found
+    described = _IN_TAGS.search(stated)
+    if described is not None:
+        tag = described["tag"]
+        shape = f"<{tag}>\n{_IN_JSON}\n</{tag}>"
+        example = _EXAMPLE.search(shape)
+        assert example is not None, shape
+        return _around(example, shape)
     named = [text for text in splitters if _CALL_TOKEN.search(text) and text in shown and text not in plain]
     # Nothing but the token is said of it: those that have it write a list of calls behind it.
     return known_formats(named[0], "")[-1] if len(named) == 1 else None

@@ -311,13 +311,13 @@ class _Rules:
     def _anything(self, form: KeyedArguments) -> str:
         """A rule for any value: as JSON, where the language reads it."""
         if not form.has_bare_keys:
-            return self._rule("%json {}")
+            return self._rule(f"%json {self._schema_text({})}")
         name = f"r{len(self._rules)}"
         self._rules.append("")
         comma = self.literal(form.between)
         ways = (
             self._string(form, {}, ""),
-            self._rule('%json {"type": ["number", "boolean", "null"]}'),
+            self._rule(f"%json {self._schema_text({'type': ['number', 'boolean', 'null']})}"),
             self._free_object(form, name),
             f'"[" ({name} ({comma} {name})*)? "]"',
         )
