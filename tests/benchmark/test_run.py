@@ -15,7 +15,7 @@ import pytest
 from reprise.lab.bench.client import ClientReply, Post, send
 from reprise.lab.bench.fit import SideSpeed, demand_of, fitted
 from reprise.lab.bench.report import as_html, as_json, summary_lines, table_of
-from reprise.lab.bench.results import BenchResult
+from reprise.lab.bench.results import BenchResult, Run
 from reprise.lab.bench.run import Bench, BenchPlan
 from reprise.lab.bench.server_process import ServerFailed, ServerProcess, free_port
 from reprise.lab.bench.sides import OFF, ON, BenchFailed, Side, UrlSide
@@ -221,6 +221,35 @@ def test_answers_in_other_words_are_counted_and_the_first_sides_stand_in_the_his
     assert (first.num_different, second.num_different, second.num_compared) == (0, 3, 3)
     asked = [[reply.num_prompt for reply in run.replies] for run in result.runs]
     assert asked[0] == asked[1]
+
+
+def test_a_server_that_is_slower_and_computes_no_more_says_what_its_own_work_takes() -> None:
+    def run(side: str, *, total_s: float, cpu_s: float | None, computed: int = 5) -> Run:
+        reply = ClientReply(
+            id="",
+            content="",
+            reasoning="",
+            calls=(),
+            num_prompt=9,
+            num_cached=9 - computed,
+            num_generated=1,
+            sent_s=0.0,
+            first_s=0.1,
+            ended_s=total_s,
+        )
+        return Run(workload="chat", repeat=0, side=side, waves=((reply,), (reply,)), cpu_s=cpu_s)
+
+    def lines(*runs: Run) -> list[str]:
+        result = BenchResult(head={}, sides=(ON, "peer"), workloads=(("chat", "about"),), runs=runs)
+        return [line for line in summary_lines(result) if "processor time" in line]
+
+    slow, fast = run(ON, total_s=0.3, cpu_s=0.06), run("peer", total_s=0.2, cpu_s=0.04)
+    (line,) = lines(slow, fast)
+    assert "30.0 ms of processor time" in line and "20.0 ms in peer" in line
+    assert lines(run(ON, total_s=0.1, cpu_s=0.06), fast) == []
+    # Who computes more has another reason, and what is not known is not said.
+    assert lines(run(ON, total_s=0.3, cpu_s=0.06, computed=6), fast) == []
+    assert lines(slow, run("peer", total_s=0.2, cpu_s=None)) == []
 
 
 def test_a_workload_is_given_up_when_the_time_is_over() -> None:

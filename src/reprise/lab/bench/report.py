@@ -81,7 +81,24 @@ def summary_lines(result: BenchResult) -> list[str]:
             f"{side} takes {_ratio(waits)} times as long as {lead}{tokens}; "
             f"of {compared} answers to the same prompts, {same}."
         )
+        lines += [line for name in both if (line := _why_slower(rows[name, lead], rows[name, side])) is not None]
     return lines
+
+
+def _why_slower(lead: Summary, other: Summary) -> str | None:
+    """What the servers' own work takes where the leading side waits longer though it computes no more; else None."""
+    if lead.wait_s is None or other.wait_s is None or lead.wait_s.middle <= other.wait_s.middle:
+        return None
+    if lead.num_computed is None or other.num_computed is None or lead.cpu_s is None or other.cpu_s is None:
+        return None
+    if lead.num_computed.middle > other.num_computed.middle:
+        return None
+    own, others = (_digits(1000 * spread.middle) for spread in (lead.cpu_s, other.cpu_s))
+    return (
+        f"{lead.workload}: {lead.side} takes longer than {other.side} and computes no more prompt tokens. A request "
+        f"takes {own} ms of processor time there and {others} ms in {other.side}, with the same passes of the model: "
+        "what differs is the server's own work, which counts less the larger the model is."
+    )
 
 
 def _total(spreads: "Sequence[Spread | None] | Any") -> float | None:
@@ -118,6 +135,7 @@ def _run_json(run: Run) -> dict[str, Any]:
         "prompt": run.num_prompt,
         "computed": run.num_computed,
         "wait_s": run.wait_s,
+        "cpu_s": run.cpu_s,
         "requests": [
             {
                 "id": reply.id,

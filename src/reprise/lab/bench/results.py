@@ -34,6 +34,8 @@ class Run:
     """Why this side has no numbers, where it has none."""
     reasons: tuple[str, ...] = ()
     """Why the rest was computed, in our server's words, for each request."""
+    cpu_s: float | None = None
+    """Processor seconds that the server took meanwhile; None where that is not known."""
 
     @property
     def replies(self) -> tuple[ClientReply, ...]:
@@ -102,6 +104,7 @@ class BenchResult:
             num_computed=Spread.of(_known(run.num_computed for run in runs)),
             ttft_s=Spread.of([run.ttft_s for run in runs]),
             wait_s=Spread.of([run.wait_s for run in runs]),
+            cpu_s=Spread.of([run.cpu_s / max(1, len(run.replies)) for run in runs if run.cpu_s is not None]),
             num_compared=len(pairs),
             num_different=sum(_answer(reply) != _answer(other) for reply, other in pairs),
         )
@@ -119,6 +122,8 @@ class Summary:
     num_computed: Spread | None
     ttft_s: Spread | None
     wait_s: Spread | None
+    cpu_s: Spread | None
+    """Processor seconds of the server for each request."""
     num_compared: int
     num_different: int
     """Of the answers compared with the leading side's to the same prompts, those in other words."""

@@ -173,6 +173,7 @@ class Bench:
         waves: dict[str, list[tuple[ClientReply, ...]]] = {side.name: [] for side in group}
         reasons: dict[str, list[str]] = {side.name: [] for side in group}
         refusals: dict[str, str] = {}
+        spent_s: dict[str, float | None] = {side.name: 0.0 for side in group}
         for step in _steps(script, lambda: list(waves[lead.name][-1]) if lead in group and waves[lead.name] else []):
             steps.append(step)
             for side in self._in_turn(group):
@@ -184,7 +185,9 @@ class Bench:
                     else:
                         refusals[side.name] = "bench cannot restart it"
                 else:
+                    before_s = side.cpu_s()
                     self._ask(side, step, waves[side.name], refusals)
+                    spent_s[side.name] = _plus(spent_s[side.name], before_s, side.cpu_s())
                     # At once: a restart forgets them.
                     reasons[side.name] += _reasons(side, waves[side.name][-1:])
         self._scripts[key] = steps
@@ -192,7 +195,15 @@ class Bench:
             refusal = refusals.get(side.name)
             held = () if refusal is not None else tuple(waves[side.name])
             why = tuple(reasons[side.name])
-            run = Run(workload=workload.name, repeat=repeat, side=side.name, waves=held, refusal=refusal, reasons=why)
+            run = Run(
+                workload=workload.name,
+                repeat=repeat,
+                side=side.name,
+                waves=held,
+                refusal=refusal,
+                reasons=why,
+                cpu_s=spent_s[side.name],
+            )
             self.runs.append(run)
 
     def _in_turn(self, group: Sequence[Side]) -> Sequence[Side]:
@@ -250,6 +261,11 @@ class Bench:
         except Refused as error:
             raise BenchFailed(f"{side.name} refuses a plain chat request: {error}.") from error
         return post, reply
+
+
+def _plus(spent_s: float | None, before_s: float | None, after_s: float | None) -> float | None:
+    """`spent_s` and what was spent since; None once any of it is not known."""
+    return None if spent_s is None or before_s is None or after_s is None else spent_s + after_s - before_s
 
 
 def _steps(script: Script, replies: Callable[[], list[ClientReply]]) -> Generator[Step]:

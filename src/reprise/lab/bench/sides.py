@@ -72,6 +72,14 @@ class Side(ABC):
         """Of the process, if it is on this machine and we started it."""
         return None
 
+    def cpu_s(self) -> float | None:
+        """Processor seconds that the process has taken since its start; None where that is not known."""
+        try:
+            times = psutil.Process(self.pid).cpu_times() if self.pid is not None else None
+        except psutil.Error:
+            return None
+        return None if times is None else float(times.user + times.system)
+
     def check_runs(self) -> None:
         """Raises ServerFailed with the server's last words if it is known to have died."""
         return
