@@ -35,13 +35,16 @@ from reprise.loop.admission import Gate
 from reprise.loop.engine_thread import EngineThread
 from reprise.loop.inspection import inspect, inspect_evictions, lookup, stats_of, status_of
 from reprise.loop.preemption import Preemption
-from reprise.loop.requests import RunningRequest
+from reprise.loop.requests import Decoding, RunningRequest
 from reprise.loop.tree_inspection import edge_tokens
 from reprise.loop.worker import Worker
 from reprise.memory import SharedMemory
 from reprise.schedule.models import ModelState
 
 log = logging.getLogger("reprise.loop")
+
+_PUBLISH_EVERY_S = 0.02
+"""How old the status of an answer that is being decoded may be."""
 
 T = TypeVar("T")
 
@@ -95,6 +98,8 @@ class EngineLoop:
         """The disk tiers of the model and its draft model."""
         self._gate = Gate()
         self.published = Status()
+        self._published_s = 0.0
+        self._published_phases: list[tuple[str, type]] = []
         """Set by the engine thread after each command and step."""
         self._is_ending = False
         self._ends_now = False
@@ -518,7 +523,12 @@ class EngineLoop:
             worker.fail_all(EngineFailed(f"The engine failed: {error}"))
         if self.num_running > 0:
             self._weights.asked_s = time.monotonic()
-        self.publish()
+        # Between two tokens little changes that a watcher could see; a step follows as long as a request decodes.
+        phases = [(request.id, type(request.phase)) for request in worker.requests.values()]
+        is_between_tokens = phases == self._published_phases and any(phase is Decoding for _, phase in phases)
+        if not is_between_tokens or time.monotonic() - self._published_s >= _PUBLISH_EVERY_S:
+            self._published_phases = phases
+            self.publish()
 
     def write_to_disk(self) -> None:
         """Write what is due while other models run steps."""
@@ -658,6 +668,7 @@ class EngineLoop:
             self._worker = None
 
     def publish(self) -> None:
+        self._published_s = time.monotonic()
         if self._worker is not None:
             inspections = self._thread.inspections
             self.published = replace(

@@ -210,10 +210,12 @@ def _atomic_tokens(text_model: TextModel, markers: set[str]) -> dict[str, int]:
     A word that has a token of its own is no markup where it stands in a marker: with others around it, it may be
     written with other tokens.
     """
+    # One search for each token: a model may have a thousand of them, and this is done for each answer.
+    joined = "\0".join(markers)
     tokens = {
         text: token
         for text, token in text_model.splitters.items()
-        if text in markers or (not text.isalnum() and any(text in marker for marker in markers))
+        if text in markers or (not text.isalnum() and text in joined)
     }
     for text, ids in (
         (text_model.think_start, text_model.think_start_tokens),
