@@ -422,7 +422,7 @@ DRAFTS_MUTANTS = (
         _TOLD,
     ),
     _mutant(
-        "_add",
+        "_add_record",
         "the drafts of the last answer are all that count",
         "savings.drafted.get(source, Drafted(num=0, num_accepted=0)) + drafted",
         "drafted",
