@@ -7,9 +7,11 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
+import typer
 from typer.testing import CliRunner, Result
 
 import reprise.cli.engines
+from reprise.cli.configuration import choose, read_file
 from reprise.cli.main import app
 from reprise.core.options import NumberKind
 from reprise.core.settings import OPTIONS, Settings
@@ -293,3 +295,19 @@ def assert_refused(result: Result, *named: str) -> None:
     assert sentence.endswith((".", "?"))
     for word in named:
         assert word in sentence
+
+
+def test_a_name_that_is_no_alias_is_looked_up_on_the_hub_and_not_silently(tmp_path: Path) -> None:
+    file = tmp_path / "r.toml"
+    file.write_text('[models.quick]\nmodel = "org/quick"\n')
+    chosen = choose(["model"], {"model": "quikc"}, {}, read_file(file, is_required=True))
+    with pytest.MonkeyPatch.context() as patch:
+        told: list[str] = []
+        patch.setattr(typer, "echo", lambda text, err: told.append(text))
+        chosen.settings()
+        assert told == [
+            f"reprise: quikc is not a directory and not an alias in {file} (quick): looking for it on the hub."
+        ]
+        for name in ("quick", "org/quick", str(tmp_path)):
+            choose(["model"], {"model": name}, {}, read_file(file, is_required=True)).settings()
+        assert len(told) == 1

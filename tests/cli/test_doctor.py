@@ -64,7 +64,7 @@ def test_a_model_that_is_not_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
     status, told = doctor("someone/absent")
     assert status == 0
-    assert "note   model       someone/absent is neither a local directory nor a complete model" in told
+    assert "note   model       someone/absent is neither an alias nor a local directory nor a complete model" in told
     assert "`reprise pull someone/absent`" in told
 
 

@@ -78,7 +78,21 @@ class Configuration:
             self.model()
         if values.get("api_key_file") is not None:
             values["api_keys"] = (*values["api_keys"], *_keys_in(Path(values["api_key_file"])))
-        return Settings(**values)
+        settings = Settings(**values)
+        for name in (settings.model, *settings.other_models):
+            self._note_hub(name)
+        return settings
+
+    def _note_hub(self, name: str) -> None:
+        """Say that a name without an owner, which an alias has too, is looked up on the hub."""
+        aliases: Mapping[str, object] = self["models"]
+        if "/" not in name and name not in aliases and not name.startswith("~") and not Path(name).exists():
+            others = f" ({', '.join(aliases)})" if aliases else ""
+            typer.echo(
+                f"reprise: {name} is not a directory and not an alias in {self.file.path}{others}: looking for it on "
+                "the hub.",
+                err=True,
+            )
 
     def one_model(self) -> Settings:
         """The settings of a command about one model, whose alias may have been given. Ends it where there is none."""

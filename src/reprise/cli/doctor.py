@@ -17,6 +17,7 @@ from typing import Any
 import typer
 
 from reprise.cli.configuration import Configuration, with_options
+from reprise.cli.installation import install_line, mend_line, mlx_fault, this_installation
 from reprise.cli.process_limits import LEAST_DESCRIPTORS, weights_nbytes
 from reprise.cli.server_url import is_reprise_at
 from reprise.core.errors import DiskUnusable
@@ -93,9 +94,7 @@ def _mlx_lm() -> DoctorFinding:
     try:
         version = metadata.version("mlx-lm")
     except metadata.PackageNotFoundError:
-        return DoctorFinding(
-            subject="mlx-lm", verdict=Severity.WRONG, text="not installed", mend=f'pip install "{wanted.strip()}"'
-        )
+        return DoctorFinding(subject="mlx-lm", verdict=Severity.WRONG, text="not installed", mend=mend_line())
     from packaging.requirements import Requirement  # noqa: PLC0415 (only this command needs it)
 
     if Requirement(wanted).specifier.contains(version, prereleases=True):
@@ -104,27 +103,24 @@ def _mlx_lm() -> DoctorFinding:
         subject="mlx-lm",
         verdict=Severity.WRONG,
         text=f"{version}, but {wanted.strip()} is required",
-        mend=f'pip install "{wanted.strip()}"',
+        mend=mend_line(),
     )
 
 
 def _mlx() -> DoctorFinding:
     """Whether MLX computes, and on what."""
-    install = 'pip install "mlx[cpu]"' if sys.platform == "linux" else "pip install mlx"
+    if fault := mlx_fault():
+        text, _, line = fault.partition(". Install it with: ")
+        return DoctorFinding(subject="MLX", verdict=Severity.WRONG, text=text, mend=line)
     try:
         from reprise.engine.memory import computing_device  # noqa: PLC0415 (imports MLX)
 
         device = computing_device()
-    except ImportError as error:
-        text = f"cannot be imported: {str(error).splitlines()[0]}"
-        return DoctorFinding(
-            subject="MLX", verdict=Severity.WRONG, text=text, mend=f"{install}; with an NVIDIA GPU, mlx[cuda13]"
-        )
     except RuntimeError as error:
-        return DoctorFinding(subject="MLX", verdict=Severity.WRONG, text=f"fails to compute: {error}", mend=install)
+        return DoctorFinding(subject="MLX", verdict=Severity.WRONG, text=f"fails to compute: {error}", mend=mend_line())
     version = metadata.version("mlx")
     if device == "cpu":
-        mend = 'With an NVIDIA GPU: pip install "mlx[cuda13]"' if sys.platform == "linux" else ""
+        mend = f"With an NVIDIA GPU: {install_line('cuda', this_installation())}" if sys.platform == "linux" else ""
         return DoctorFinding(subject="MLX", verdict=Severity.ODD, text=f"{version}, on the CPU", mend=mend)
     return DoctorFinding(subject="MLX", verdict=Severity.FINE, text=f"{version}, on the {device}")
 
@@ -238,14 +234,17 @@ def _sources(named: str | None, tables: Mapping[str, Mapping[str, Any]]) -> list
 
 
 def _hub_model(model: str, subject: str) -> DoctorFinding:
-    from reprise.engine.models.hub import local_directory  # noqa: PLC0415 (imports MLX)
-
+    try:
+        from reprise.engine.models.hub import local_directory  # noqa: PLC0415 (imports MLX)
+    except ImportError:
+        text = f"{model} was not looked for: that needs MLX"
+        return DoctorFinding(subject=subject, verdict=Severity.ODD, text=text)
     if local_directory(model) is not None:
         return DoctorFinding(subject=subject, verdict=Severity.FINE, text=f"{model}, in the hub's cache")
     return DoctorFinding(
         subject=subject,
         verdict=Severity.ODD,
-        text=f"{model} is neither a local directory nor a complete model in the hub's cache",
+        text=f"{model} is neither an alias nor a local directory nor a complete model in the hub's cache",
         mend=f"`reprise pull {model}` downloads it if it is a hub id; so does `reprise serve`.",
     )
 

@@ -178,7 +178,7 @@ def _check_runs(server: "subprocess.Popen[bytes]", log: Path) -> None:
     """Refuse with the last line of its log if the server has ended."""
     if server.poll() is not None:
         lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-        refuse(f"The server did not start: {(lines or ['no output.'])[-1]}")
+        refuse(f"The server did not start: {(lines or ['no output.'])[-1].removeprefix('reprise: ')}")
 
 
 def _is_loopback(host: str) -> bool:

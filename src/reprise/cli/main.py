@@ -1,5 +1,6 @@
 """The command `reprise`. Commands import what they need when they run, so that `reprise --help` is quick."""
 
+import functools
 from collections.abc import Callable
 from inspect import cleandoc
 from typing import Annotated, Any
@@ -13,6 +14,7 @@ from reprise.cli.config import config
 from reprise.cli.doctor import doctor
 from reprise.cli.explain import explain
 from reprise.cli.inspect import inspect
+from reprise.cli.installation import mlx_or_refusal
 from reprise.cli.launch import launch
 from reprise.cli.mlx_lm_flags import ServeCommand
 from reprise.cli.models import models
@@ -50,9 +52,14 @@ app = typer.Typer(
 def _add(function: Callable[..., None], *, to: typer.Typer | None = None, **options: Any) -> None:
     """Its docstring is its help: lines of the source are no lines of the terminal, whose width they do not know."""
     paragraphs = cleandoc(function.__doc__ or "").split("\n\n")
-    (app if to is None else to).command(help="\n\n".join(" ".join(each.split("\n")) for each in paragraphs), **options)(
-        function
-    )
+
+    @functools.wraps(function)
+    def command(*words: Any, **named: Any) -> None:
+        with mlx_or_refusal():
+            function(*words, **named)
+
+    text = "\n\n".join(" ".join(each.split("\n")) for each in paragraphs)
+    (app if to is None else to).command(help=text, **options)(command)
 
 
 _add(serve, cls=ServeCommand)

@@ -184,6 +184,6 @@ def _failed(model: str, error: Exception) -> LoadFailed:
         case _:
             text = (
                 f"{model} is neither a local directory nor a complete model in the hub's cache, and {hub} cannot be "
-                f"reached ({type(error).__name__}). Check the path or the name, or connect to the network."
+                f"reached. Check the path or the name, or connect to the network."
             )
     return LoadFailed(text)

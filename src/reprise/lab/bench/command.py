@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Option
 
+from reprise.cli.installation import check_mlx
 from reprise.cli.refuse import refusals, refuse
 
 if TYPE_CHECKING:
@@ -83,6 +84,7 @@ def bench(
     Starts the servers, runs chats, agent loops and bursts against them, and writes a report of tokens computed and time
     waited. `reprise bench --minutes 1` needs no model.
     """
+    check_mlx()
     from rich.console import Console  # noqa: PLC0415 (quick start)
 
     from reprise.lab.bench.run import BenchPlan  # noqa: PLC0415

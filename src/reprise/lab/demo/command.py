@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from reprise.cli.installation import check_mlx
 from reprise.cli.refuse import refuse
 
 
@@ -14,6 +15,7 @@ def demo(
     as_numbers: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON and nothing else.")] = False,
 ) -> None:
     """Watch a small model that remembers what it is told, with reuse and without."""
+    check_mlx()
     from rich.console import Console  # noqa: PLC0415 (quick start)
 
     from reprise.lab.bench.server_process import ServerFailed  # noqa: PLC0415 (imports HTTP)
