@@ -2,11 +2,17 @@
 
 import io
 import json
+import os
+import pty
+import queue
 import stat
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -69,19 +75,21 @@ class Echo:
 
     name = "echo"
     last: TurnCounts | None = TurnCounts(
-        prompt_tokens=1200, cached_tokens=1180, completion_tokens=11, ttft_s=0.25, total_s=1.25
+        prompt_tokens=1200, cached_tokens=1180, completion_tokens=11, ttft_s=0.25, total_s=1.25, num_pieces=11
     )
 
     def __init__(self) -> None:
         self.asked: list[Sequence[Message]] = []
         self.typed: list[str] = []
         self.error: Exception | None = None
+        self.says_nothing = False
         self.heard = threading.Event()
 
     def stream(self, messages: Sequence[Message]) -> Generator[AnswerPiece]:
         self.asked.append([dict(message) for message in messages])
         yield AnswerPiece(reasoning="Hm.")
-        yield AnswerPiece(text=messages[-1]["content"])
+        if not self.says_nothing:
+            yield AnswerPiece(text=messages[-1]["content"])
         if self.error is not None:
             raise self.error
 
@@ -160,7 +168,41 @@ def test_what_goes_wrong_changes_nothing(paper: Paper, tmp_path: Path) -> None:
     echo.error = KeyboardInterrupt()  # type: ignore[assignment]
     session.take("three")
     assert texts(session)[-2:] == ["three", "three"]
-    assert paper.notes[-1] == "stopped"
+    assert paper.notes[-1] == "stopped; /continue continues the answer"
+    echo.error = None
+    session.take("/continue")
+    # It was asked to go on with the half answer, and both are one.
+    assert [message["content"] for message in echo.asked[-1]][-2:] == ["three", "three"]
+    assert texts(session)[-2:] == ["three", "threethree"]
+
+
+def test_a_question_that_was_stopped_before_its_answer_is_kept(paper: Paper) -> None:
+    echo = Echo()
+    echo.says_nothing = True
+    echo.error = KeyboardInterrupt()  # type: ignore[assignment]
+    session = Session(echo, paper)
+    session.take("/continue")
+    assert paper.complaints == ["There is nothing to continue."]
+    session.take("one")
+    assert texts(session) == ["one"]
+    echo.says_nothing, echo.error = False, None
+    session.take("/continue")
+    assert texts(session) == ["one", "one"]
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", "null", '{"branches": {"a": []}, "branch": ["a"]}'])
+def test_a_file_without_a_chat_is_not_loaded(content: str, paper: Paper, tmp_path: Path) -> None:
+    session = Session(Echo(), paper)
+    session.take("one")
+    before = list(session.messages)
+    file = tmp_path / "chat.json"
+    file.write_text(content)
+    for place in (file, tmp_path, tmp_path / "none"):
+        session.take(f"/load {place}")
+    session.take("/branch a\nb")
+    assert session.messages == before and session.branch == "main"
+    assert len(paper.complaints) == 4 and all(each.endswith(".") for each in paper.complaints), paper.complaints
+    assert "Errno" not in "".join(paper.complaints)
 
 
 def test_in_process_a_branch_and_what_was_typed_cost_nothing(paper: Paper) -> None:
@@ -295,8 +337,12 @@ def test_blocks_are_complete_when_the_next_begins() -> None:
 
 
 def test_a_line_says_only_what_is_known() -> None:
-    counts = TurnCounts(prompt_tokens=3, cached_tokens=None, completion_tokens=0, ttft_s=None, total_s=1)
+    counts = TurnCounts(prompt_tokens=3, cached_tokens=None, completion_tokens=0, ttft_s=None, total_s=1, num_pieces=0)
     assert counts_line(counts) == ""
+    held = replace(counts, completion_tokens=900, ttft_s=9.0, total_s=9.2)
+    for strange in (replace(held, num_pieces=2), replace(held, num_pieces=900, total_s=9.00001)):
+        assert counts_line(strange) == "first token after 9.00 s · 900 tokens"
+    assert counts_line(replace(held, num_pieces=300)).endswith(" 4495 tokens/s")
 
 
 def test_what_is_piped_in_is_one_message() -> None:
@@ -308,3 +354,100 @@ def test_what_is_piped_in_is_one_message() -> None:
     refused = CliRunner().invoke(app, ["chat", "127.0.0.1:9"], input="Hello!\n")
     assert (refused.exit_code, refused.stderr.count("\n")) == (2, 1), refused.stderr
     assert json.dumps(refused.stderr).startswith('"reprise: No server answers')
+
+
+class HeldAnswers(ThreadingHTTPServer):
+    """A server whose answers are two words, with a pause between them until one of `going_on` is taken."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), HeldAnswerHandler)
+        self.asked: queue.Queue[dict[str, object]] = queue.Queue()
+        self.going_on = threading.Semaphore(0)
+
+
+class HeldAnswerHandler(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.reply(b'{"data": [{"id": "held"}]}' if self.path == "/v1/models" else b"{}")
+
+    def do_POST(self) -> None:
+        assert isinstance(self.server, HeldAnswers)
+        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        self.reply(chunk_of("half "))
+        self.server.asked.put(body)
+        self.server.going_on.acquire()
+        self.wfile.write(chunk_of("whole"))
+
+    def reply(self, body: bytes) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None: ...
+
+
+WITH_TERMINAL = """
+import fcntl, termios
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)  # Ctrl-C is a signal to this process.
+from reprise.cli.main import app
+app()
+"""
+
+
+def chunk_of(text: str) -> bytes:
+    return f'data: {{"id": "a", "choices": [{{"delta": {{"content": "{text}"}}}}]}}\n\n'.encode()
+
+
+def test_lines_typed_while_it_is_busy_are_sent_one_by_one(tmp_path: Path) -> None:
+    """In a terminal: nothing is echoed into an answer, and Ctrl-C keeps the question and the half answer."""
+    ours, theirs = pty.openpty()
+    seen = bytearray()
+
+    def read() -> None:
+        try:
+            while part := os.read(ours, 65536):
+                seen.extend(part)
+        except OSError:
+            return
+
+    environment = {**os.environ, "HOME": str(tmp_path), "TERM": "xterm", "PROMPT_TOOLKIT_NO_CPR": "1"}
+    with HeldAnswers() as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        words = [sys.executable, "-c", WITH_TERMINAL, "chat", "--url", f"127.0.0.1:{server.server_port}"]
+        process = subprocess.Popen(
+            words, stdin=theirs, stdout=theirs, stderr=theirs, env=environment, start_new_session=True
+        )
+        os.close(theirs)
+        threading.Thread(target=read, daemon=True).start()
+
+        def asked() -> tuple[object, list[str]]:
+            body = server.asked.get(timeout=PATIENCE_S)
+            messages = body["messages"]
+            assert isinstance(messages, list)
+            return body.get("continue_final_message"), [message["content"] for message in messages]
+
+        deadline_s = time.monotonic() + PATIENCE_S
+        while b"/help" not in seen:
+            assert time.monotonic() < deadline_s and process.poll() is None, bytes(seen)
+            time.sleep(0.02)
+        os.write(ours, b"one\r")
+        assert asked() == (None, ["one"])
+        os.write(ours, b"two\r/branch b\rthree\r")
+        time.sleep(0.2)
+        assert b"two" not in seen
+        server.going_on.release()
+        assert asked() == (None, ["one", "half whole", "two"])
+        server.going_on.release()
+        assert asked() == (None, ["one", "half whole", "two", "half whole", "three"])
+        os.write(ours, b"/continue\r")
+        while seen.count(b"half") < 3:
+            assert time.monotonic() < deadline_s, bytes(seen)
+            time.sleep(0.02)
+        os.write(ours, b"\x03")
+        assert asked() == (True, ["one", "half whole", "two", "half whole", "three", "half "])
+        server.going_on.release(2)
+        os.write(ours, b"\x04")
+        assert process.wait(PATIENCE_S) == 0, bytes(seen)
+        server.shutdown()
+    assert b"on branch b, 4 messages" in seen
+    os.close(ours)

@@ -247,3 +247,13 @@ def test_options_out_of_range():
 def test_a_model_that_is_not_there():
     with pytest.raises(reprise.LoadFailed):
         reprise.Engine("./no-such-folder")
+
+
+def test_a_cut_answer_is_resumed_as_one(engine: reprise.Engine) -> None:
+    chat = engine.chat(temperature=0, thinking_budget=1)
+    with pytest.raises(reprise.BadRequest, match="no answer to continue"):
+        list(chat.resume())
+    half = chat.send("Hello!", max_tokens=12).text
+    rest = "".join(piece.text for piece in chat.resume(max_tokens=8))
+    assert rest != "" and chat.last.text == rest
+    assert [message["content"] for message in chat.messages] == ["Hello!", half + rest]

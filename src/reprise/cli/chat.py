@@ -2,6 +2,9 @@
 
 import logging
 import sys
+import termios
+from collections.abc import Generator
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Annotated
 
 import platformdirs
@@ -34,6 +37,9 @@ def chat(
     configuration: Configuration,
     *,
     system: Annotated[str | None, typer.Option(help="System prompt.")] = None,
+    url: Annotated[
+        str | None, typer.Option(help="Chat with this running server; MODEL is the model's name there.")
+    ] = None,
     api_key: Annotated[
         str | None, typer.Option(help="With a URL: the API key.", envvar=OPTIONS["api_keys"].variable)
     ] = None,
@@ -48,10 +54,11 @@ def chat(
     input is sent as one message, and the answer goes to standard output.
     """
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
-    with refusals():
-        model = _model(configuration, name, api_key)
+    has_user = sys.stdin.isatty() and sys.stdout.isatty()
+    with refusals(), _lines_held(sys.stdin.fileno()) if has_user else nullcontext():
+        model = _model(configuration, url, name, api_key)
         try:
-            if sys.stdin.isatty() and sys.stdout.isatty():
+            if has_user:
                 _talk(model, system)
             else:
                 _answer_input(model, system)
@@ -59,10 +66,30 @@ def chat(
             model.close()
 
 
-def _model(configuration: Configuration, name: str | None, api_key: str | None) -> ChatModel:
+@contextmanager
+def _lines_held(terminal: int) -> Generator[None]:
+    """Lines that are typed while nothing is asked wait for the next prompts, one for each, and are not echoed."""
+    before = termios.tcgetattr(terminal)
+    mode = termios.tcgetattr(terminal)
+    # Enter stays what the prompt expects, and Ctrl-C does not take back what was typed.
+    mode[0] &= ~(termios.ICRNL | termios.INLCR | termios.IGNCR)
+    mode[3] = (mode[3] & ~(termios.ECHO | termios.ICANON)) | termios.NOFLSH
+    termios.tcsetattr(terminal, termios.TCSANOW, mode)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(terminal, termios.TCSANOW, before)
+
+
+def _model(configuration: Configuration, url: str | None, name: str | None, api_key: str | None) -> ChatModel:
     named: str | None = configuration["model"]
-    url = server_url(named) if named is not None and looks_like_url(named) else None
-    if configuration.chosen["model"].source != COMMAND_LINE and is_reprise_at(DEFAULT_URL):
+    is_chosen = configuration.chosen["model"].source == COMMAND_LINE
+    if url is not None:
+        url = server_url(url)
+        name = name or (named if is_chosen else None)
+    elif named is not None and looks_like_url(named):
+        url = server_url(named)
+    elif not is_chosen and is_reprise_at(DEFAULT_URL):
         url = DEFAULT_URL
     if url is not None:
         wait_while_loading(url)
@@ -91,8 +118,13 @@ def _talk(model: ChatModel, system: str | None) -> None:
     session = Session(model, terminal, system=system)
     terminal.on_typed(session.typed)
     terminal.note(f"{model.name}. /help lists the commands, Ctrl-D leaves.")
-    while (line := terminal.read(_prompt(session.branch))) is not None and session.take(line):
-        pass
+    while (line := terminal.read(_prompt(session.branch))) is not None:
+        try:
+            if not session.take(line):
+                break
+        except KeyboardInterrupt:
+            # Of an answer that has just ended, or of a command.
+            terminal.note("stopped")
 
 
 def _prompt(branch: str) -> str:

@@ -44,6 +44,8 @@ class TurnCounts:
     completion_tokens: int
     ttft_s: float | None
     total_s: float
+    num_pieces: int
+    """In how many pieces the answer arrived: few, if the server held it back."""
     finish_reason: str | None = None
 
 
@@ -54,7 +56,7 @@ class ChatModel(Protocol):
     last: TurnCounts | None
 
     def stream(self, messages: Sequence[Message]) -> Generator[AnswerPiece]:
-        """Answer the chat. Closing the generator cancels. Raises RepriseError."""
+        """Answer the chat, or continue the answer at its end. Closing the generator cancels. Raises RepriseError."""
         ...
 
     def prefill(self, messages: Sequence[Message]) -> None:
@@ -80,8 +82,9 @@ class LocalModel:
 
     def stream(self, messages: Sequence[Message]) -> Generator[AnswerPiece]:
         chat = self._engine.chat(messages=messages)
-        begun_s = time.monotonic()
-        for piece in chat.stream():
+        begun_s, num_pieces = time.monotonic(), 0
+        for piece in chat.resume() if messages[-1]["role"] == "assistant" else chat.stream():
+            num_pieces += 1
             yield AnswerPiece(text=piece.text, reasoning=piece.reasoning)
         self._answer, usage = chat.last, chat.last.usage
         self.last = TurnCounts(
@@ -90,6 +93,7 @@ class LocalModel:
             completion_tokens=usage.completion_tokens,
             ttft_s=chat.last.ttft_s,
             total_s=time.monotonic() - begun_s,
+            num_pieces=num_pieces,
             finish_reason=str(chat.last.finish_reason),
         )
 
@@ -120,6 +124,9 @@ class RemoteModel:
     def stream(self, messages: Sequence[Message]) -> Generator[AnswerPiece]:
         body = {"model": self.name, "messages": list(messages), "stream": True, **self._options}
         body["stream_options"] = {"include_usage": True}
+        if messages[-1]["role"] == "assistant":
+            body |= {"continue_final_message": True, "add_generation_prompt": False}
+        num_pieces = 0
         begun_s, ttft_s, usage, finish_reason = time.monotonic(), None, dict[str, Any](), None
         for chunk in self._chunks(body):
             self._request_id = chunk.get("id")
@@ -132,6 +139,7 @@ class RemoteModel:
                     reasoning=delta.get("reasoning_content") or delta.get("reasoning") or "",
                 )
                 if piece.text or piece.reasoning:
+                    num_pieces += 1
                     ttft_s = time.monotonic() - begun_s if ttft_s is None else ttft_s
                     yield piece
         details: dict[str, Any] = usage.get("prompt_tokens_details") or {}
@@ -141,6 +149,7 @@ class RemoteModel:
             completion_tokens=usage.get("completion_tokens", 0),
             ttft_s=ttft_s,
             total_s=time.monotonic() - begun_s,
+            num_pieces=num_pieces,
             finish_reason=finish_reason,
         )
 

@@ -11,6 +11,10 @@ from reprise.cli.chat_model import AnswerPiece, ChatModel, Message, NoAnswer, Tu
 from reprise.core.errors import RepriseError
 
 _MAIN = "main"
+_LEAST_S = 0.1
+"""A shorter decode has no tokens per second."""
+_MOST_IN_PIECE = 16
+"""Tokens in a piece of an answer, at most, as far as it is sent as it is generated."""
 _ROLES = frozenset({"system", "developer", "user", "assistant"})
 
 
@@ -98,9 +102,10 @@ class Session:
         return self._answer([*self.messages, {"role": "user", "content": text}])
 
     def _answer(self, messages: Sequence[Message]) -> bool:
-        """Answer the chat, and continue from there. If interrupted, the text so far is the answer."""
-        said: list[str] = []
-        thought: list[str] = []
+        """Answer the chat, or continue its half answer. If interrupted, what there is of both is kept."""
+        *before, half = messages if messages[-1]["role"] == "assistant" else (*messages, Message(content=""))
+        said: list[str] = [half["content"]]
+        thought: list[str] = [half.get("reasoning_content", "")]
         was_interrupted = False
         try:
             with closing(self._model.stream(messages)) as pieces, self._screen.answer() as show:
@@ -115,14 +120,15 @@ class Session:
             return False
         self._reasoning = "".join(thought)
         if was_interrupted and not any(said):
-            self._screen.note("stopped; the message was not kept")
+            self._branches[self._branch] = before
+            self._screen.note("stopped; /continue answers the message")
             return False
         answer: Message = {"role": "assistant", "content": "".join(said)}
         if self._reasoning:
             answer["reasoning_content"] = self._reasoning
-        self._branches[self._branch] = [*messages, answer]
+        self._branches[self._branch] = [*before, answer]
         if was_interrupted:
-            self._screen.note("stopped")
+            self._screen.note("stopped; /continue continues the answer")
         elif self._model.last is not None:
             self._screen.note(counts_line(self._model.last))
         return True
@@ -132,6 +138,12 @@ class Session:
     def regenerate(self, _: str) -> None:
         """Answer the last message again."""
         self._answer(self.messages[: self._user_at(-1) + 1])
+
+    def resume(self, _: str) -> None:
+        """Continue an answer that was stopped or cut off."""
+        if not self.messages or self.messages[-1]["role"] not in ("user", "assistant"):
+            raise NoAnswer("There is nothing to continue.")
+        self._answer(self.messages)
 
     def edit(self, rest: str) -> None:
         """Change your last message (or number N) and continue from there: /edit [N] [TEXT]"""
@@ -151,6 +163,8 @@ class Session:
             marks = (("*" if each == self._branch else " ", each, len(self._branches[each])) for each in self._branches)
             self._screen.say("\n".join(f"{mark} {each}: {num} messages" for mark, each, num in marks))
             return
+        if len(name.splitlines()) > 1:
+            raise NoAnswer("The name of a branch is one line: /branch NAME.")
         if name not in self._branches:
             self._branches[name] = list(self.messages)
         self._branch = name
@@ -179,8 +193,13 @@ class Session:
         if file == "":
             raise NoAnswer("Name a file: /load FILE.")
         path = Path(file).expanduser()
+        if not path.is_file():
+            raise NoAnswer(f"{path} is not a file." if path.exists() else f"There is no file {path}.")
+        text = path.read_bytes()
+        if text.strip() in (b"", b"[]", b"{}", b"null"):
+            raise NoAnswer(f"There is no chat in {path}.")
         try:
-            body: Any = json.loads(path.read_text(encoding="utf-8"))
+            body: Any = json.loads(text)
         except ValueError as error:
             raise NoAnswer(f"{path} is not JSON: {error}.") from error
         branches, branch = _branches_of(body, path)
@@ -216,6 +235,7 @@ COMMANDS: dict[str, tuple[str, Callable[[Session, str], None]]] = {
     name: (cast(str, method.__doc__), method)
     for name, method in {
         "regenerate": Session.regenerate,
+        "continue": Session.resume,
         "edit": Session.edit,
         "branch": Session.go_to_branch,
         "system": Session.set_system,
@@ -238,7 +258,10 @@ def counts_line(counts: TurnCounts) -> str:
     if counts.ttft_s is not None:
         parts.append(f"first token after {counts.ttft_s:.2f} s")
         decode_s = counts.total_s - counts.ttft_s
-        rate = f", {(counts.completion_tokens - 1) / decode_s:.0f} tokens/s" if decode_s > 0 else ""
+        # What arrived at once, or with much of it held back, says nothing of the speed.
+        has_rate = counts.completion_tokens > 1 and decode_s > _LEAST_S
+        has_rate = has_rate and counts.completion_tokens <= _MOST_IN_PIECE * counts.num_pieces
+        rate = f", {(counts.completion_tokens - 1) / decode_s:.0f} tokens/s" if has_rate else ""
         parts.append(f"{counts.completion_tokens:,} tokens{rate}")
     if counts.finish_reason == "length":
         parts.append("cut off at the token limit")
@@ -251,9 +274,10 @@ def _branches_of(body: Any, path: Path) -> tuple[dict[str, list[Message]], str]:
     if isinstance(body, dict):
         fields = cast(dict[str, Any], body)
         branches: Any = fields.get("branches")
-        if isinstance(branches, dict) and fields.get("branch") in branches:
+        branch: Any = fields.get("branch")
+        if isinstance(branches, dict) and isinstance(branch, str) and branch in branches:
             named = cast(dict[str, Any], branches)
-            return {name: _messages_of(chat, path) for name, chat in named.items()}, str(fields["branch"])
+            return {name: _messages_of(chat, path) for name, chat in named.items()}, branch
         found = fields.get("messages")
     return {_MAIN: _messages_of(found, path)}, _MAIN
 

@@ -157,6 +157,14 @@ class Chat:
         _check_names(options)
         return self._stream(lambda: self._messages if text is None else [*self._messages, _said(text)], options)
 
+    def resume(self, **options: Any) -> Generator[ChatPiece]:
+        """Continue the answer at the end of the history, which was cut, and iterate over the rest of it.
+
+        `messages` has it as one answer afterwards, `last` the rest alone. Raises like `stream`.
+        """
+        _check_names(options)
+        return self._stream(lambda: self._messages, options, is_resumed=True)
+
     def send(self, text: str | None = None, **options: Any) -> ChatAnswer:
         """Like `stream`, and return the whole answer."""
         return self._whole(self.stream(text, **options))
@@ -230,13 +238,22 @@ class Chat:
         return self.last
 
     def _stream(
-        self, history_of: Callable[[], list[dict[str, Any]]], options: Mapping[str, Any]
+        self,
+        history_of: Callable[[], list[dict[str, Any]]],
+        options: Mapping[str, Any],
+        *,
+        is_resumed: bool = False,
     ) -> Generator[ChatPiece]:
         with self._owned():
             history = history_of()
-            if not history or history[-1]["role"] not in ("user", "tool"):
+            last_role = history[-1]["role"] if history else None
+            if is_resumed and (last_role != "assistant" or history[-1].get("tool_calls")):
+                raise BadRequest("There is no answer to continue.", param="messages")
+            if not is_resumed and last_role not in ("user", "tool"):
                 raise BadRequest("There is nothing to answer. Send a text, or regenerate().", param="messages")
             fields = {**self._options, **options, "messages": history, "tools": list(self._tools) or None}
+            if is_resumed:
+                fields |= {"continue_final_message": True, "add_generation_prompt": False}
             reply = self._replies.begin(lambda: _request_of(fields, self._replies))
             ended: AnswerEnd | None = None
             try:
@@ -248,7 +265,11 @@ class Chat:
             finally:
                 reply.cancel()
             assert ended is not None
-            self._messages = [*history, _message_of(ended.answer)]
+            message = _message_of(ended.answer)
+            if is_resumed:
+                *history, half = history
+                message = {**half, **message, "content": f"{half['content']}{message['content']}"}
+            self._messages = [*history, message]
             self._last = _answer_of(ended, reply)
 
     @contextmanager
