@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -13,12 +14,14 @@ from pathlib import Path
 
 import pytest
 from click.testing import Result
+from ruamel.yaml import YAML
 from typer.testing import CliRunner
 
 from reprise.cli import launch as launch_module
 from reprise.cli import server_url
 from reprise.cli.agents import AGENTS, ServerAddress
 from reprise.cli.main import app
+from reprise.cli.settings_files import SettingsBackups, SettingsConflict
 from tests.api.real_server import real_server
 from tests.models.tiny import tiny_model
 
@@ -63,8 +66,7 @@ def test_settings_have_the_server_and_keep_the_rest() -> None:
     assert set(opencode["provider"]) == {"other", "reprise"} and opencode["model"] == "reprise/tiny"
     qwen = json.loads(after["qwen"])
     assert set(qwen["security"]) == {"folderTrust", "auth"} and qwen["model"]["name"] == "tiny"
-    assert after["aider"].splitlines()[:2] == ["# mine", "dark-mode: true"]
-    assert 'model: "openai/tiny"' in after["aider"]
+    assert after["aider"].splitlines()[:3] == ["# mine", 'model: "openai/tiny"', "dark-mode: true"]
     for name, agent in AGENTS.items():
         # From nothing, and once more: the same.
         assert agent.edited(agent.edited("", SERVER), SERVER) == agent.edited("", SERVER)
@@ -75,6 +77,77 @@ def test_settings_have_the_server_and_keep_the_rest() -> None:
 def test_what_cannot_be_read_is_not_changed(text: str) -> None:
     with pytest.raises(ValueError, match=r"it is not|unexpected form"):
         AGENTS["claude"].edited(text, SERVER)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("codex", 'model_providers = {other = {name = "O"}}  # inline\n'),
+        ("codex", 'model_providers.other.name = "O"  # dotted\n[tui]\na = 1\n'),
+        (
+            "codex",
+            '[model_providers.reprise]\nname = "old"\n[tui]\na = 1  # mine\n[model_providers.other]\nname = "O"\n',
+        ),
+        ("codex", "[tui]\na = 1  # only a table\n"),
+        ("aider", "{model: gpt, dark-mode: true}  # flow\n"),
+        ("aider", "# block\nmodel: gpt  # mine\nread:\n  - a\n  - b: {c: d}\ntimeout: >-\n  9\n  9\n"),
+        ("aider", "---\n# begun\nmodel: &m gpt\nweak-model: *m\nlint-cmd: [a, b]\n"),
+        ("aider", "# only a comment"),
+    ],
+)
+def test_every_form_of_a_settings_file_is_edited_and_keeps_its_comments(name: str, text: str) -> None:
+    edited = AGENTS[name].edited(text, SERVER)
+    for comment in re.findall(r"# .*", text):
+        assert comment in edited
+    assert AGENTS[name].edited(edited, SERVER) == edited
+    if name == "codex":
+        made, before = tomllib.loads(edited), tomllib.loads(text)
+        assert made["model_providers"].pop("reprise")["name"] == "Reprise" and made["model"] == "tiny"
+        before.get("model_providers", {}).pop("reprise", None)
+        assert before == {key: made[key] for key in before}
+    else:
+        made, before = yaml_of(edited), yaml_of(text) or {}
+        assert (made["model"], made["show-model-warnings"]) == ("openai/tiny", False)
+        assert {
+            key: made[key] for key in before if key not in ("model", "weak-model", "timeout")
+        }.items() <= before.items()
+
+
+def yaml_of(text: str) -> dict[str, object]:
+    return YAML(typ="safe", pure=True).load(text)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("codex", "model = \n"),
+        ("codex", 'model_providers = "x"\n'),
+        ("aider", "model: a\n---\nmodel: b\n"),
+        ("aider", "- a\n"),
+        ("aider", "model: [\n"),
+        ("aider", "a: 1\na: 2\n"),
+    ],
+)
+def test_what_cannot_be_edited_is_refused(name: str, text: str) -> None:
+    with pytest.raises(ValueError, match=r"it is|its tables|unexpected form"):
+        AGENTS[name].edited(text, SERVER)
+
+
+def test_pipes_and_damaged_backups_are_sentences(tmp_path: Path) -> None:
+    pipe, file, kept = tmp_path / "pipe", tmp_path / "file", tmp_path / "kept"
+    os.mkfifo(pipe)
+    backups = SettingsBackups(kept)
+    with pytest.raises(SettingsConflict, match="not a regular file"):
+        backups.write("a", pipe, b"new")
+    file.write_bytes(b"old")
+    for damage in ("{", "[]", '{"path": 1}', '{"path": "x", "after": "", "mode": 1, "until": null, "before": "?"}'):
+        backups.write("a", file, b"new")
+        (kept / "a.json").write_text(damage)
+        with pytest.raises(SettingsConflict, match="damaged"):
+            backups.write("a", file, b"newer")
+        # Once: the user is not locked out.
+        backups.write("a", file, b"newer")
+        backups.restore("a")
 
 
 def test_codex_gets_toml_on_its_command_line() -> None:

@@ -4,8 +4,11 @@ An agent is a row of `AGENTS`: what it is started with, and how its settings fil
 here is pure; `launch.py` starts processes and writes files.
 """
 
+import io
 import json
 import shlex
+import sys
+import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -126,23 +129,35 @@ def _codex_command(server: ServerAddress) -> AgentCommand:
 
 def _codex_settings(text: str, server: ServerAddress) -> str:
     import tomlkit  # noqa: PLC0415 (only this agent needs it)
-    from tomlkit.exceptions import TOMLKitError  # noqa: PLC0415
 
     try:
-        # Keeps comments and order.
-        body: Any = tomlkit.parse(text)
-        body["model"] = server.model
-        body["model_provider"] = "reprise"
-        body["model_context_window"] = server.context
-        providers = body.setdefault("model_providers", tomlkit.table(is_super_table=True))
-        # In the file itself: Codex does not start without the variable that `env_key` names.
-        providers["reprise"] = {
-            **_codex_provider(server),
-            "http_headers": {"Authorization": f"Bearer {server.api_key}"},
-        }
-        return tomlkit.dumps(body)
-    except TOMLKitError as error:
+        wanted = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
         raise ValueError(f"it is not valid TOML: {error}") from error
+    ours = {"model": server.model, "model_provider": "reprise", "model_context_window": server.context}
+    # In the file itself: Codex does not start without the variable that `env_key` names.
+    headers = {"Authorization": f"Bearer {server.api_key}"}
+    provider = {**_codex_provider(server), "http_headers": headers}
+    wanted |= {**ours, "model_providers": {**_object(wanted.get("model_providers")), "reprise": provider}}
+    for is_appended in (False, True):
+        try:
+            # Keeps comments and order.
+            body: Any = tomlkit.parse(text)
+            for name, value in ours.items():
+                body[name] = value
+            if is_appended:
+                # Behind providers that are written as dotted keys.
+                table = tomlkit.dumps({"model_providers": {"reprise": provider}})
+                edited = f"{tomlkit.dumps(body).rstrip()}\n\n{table}"
+            else:
+                providers = body.setdefault("model_providers", tomlkit.table(is_super_table=True))
+                providers["reprise"] = provider
+                edited = tomlkit.dumps(body)
+            if tomllib.loads(edited) == wanted:
+                return edited
+        except (ValueError, TypeError, KeyError, AttributeError):
+            continue
+    raise ValueError("its tables are written in a form that cannot be edited")
 
 
 def _opencode_body(server: ServerAddress) -> dict[str, Any]:
@@ -203,11 +218,36 @@ def _aider_command(server: ServerAddress) -> AgentCommand:
 
 
 def _aider_settings(text: str, server: ServerAddress) -> str:
-    options = _aider_options(server)
-    kept = [line for line in text.splitlines() if line.split(":")[0].strip() not in options or line[:1] in (" ", "#")]
-    # JSON strings are valid YAML.
-    lines = [f"{name}: {value if value == 'false' else json.dumps(value)}" for name, value in options.items()]
-    return "\n".join([*kept, *lines, ""])
+    from ruamel.yaml import YAML  # noqa: PLC0415 (only this agent needs it)
+    from ruamel.yaml.error import YAMLError  # noqa: PLC0415
+    from ruamel.yaml.scalarstring import DoubleQuotedScalarString  # noqa: PLC0415
+
+    # Keeps comments and order.
+    yaml: Any = YAML()
+    yaml.preserve_quotes = True
+    yaml.width = sys.maxsize
+    try:
+        body: Any = yaml.load(text)
+        if body is None:
+            # Nothing or only comments, which belong to no node.
+            kept = text if text == "" or text.endswith("\n") else f"{text}\n"
+            body = {}
+        else:
+            kept = ""
+        if not isinstance(body, dict):
+            raise ValueError("it is not a YAML mapping")
+        wanted = cast(dict[str, Any], body)
+        for name, value in _aider_options(server).items():
+            wanted[name] = False if value == "false" else DoubleQuotedScalarString(value)
+        out = io.StringIO()
+        yaml.dump(body, out)
+        edited = kept + out.getvalue()
+        read: Any = cast(Any, YAML(typ="safe", pure=True)).load(edited)
+    except YAMLError as error:
+        raise ValueError(f"it is not one plain YAML document: {' '.join(str(error).split())[:200]}") from error
+    if read != wanted:
+        raise ValueError("it is written in a form that cannot be edited")
+    return edited
 
 
 def _json_object(text: str) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from reprise.cli.server_url import (
     server_url,
     wait_while_loading,
 )
-from reprise.cli.settings_files import SettingsBackups
+from reprise.cli.settings_files import SettingsBackups, read_settings
 from reprise.core.settings import OPTIONS
 
 _POLL_S = 0.2
@@ -106,7 +106,7 @@ def _extended(command: AgentCommand, words: list[str]) -> AgentCommand:
 def _write(backups: SettingsBackups, name: str, agent: Agent, server: ServerAddress) -> None:
     file = agent.settings_file(os.environ, Path.home())
     try:
-        text = file.read_text(encoding="utf-8") if file.exists() else ""
+        text = (read_settings(file) or b"").decode()
         content = agent.edited(text, server).encode()
     except (OSError, ValueError) as error:
         refuse(f"{file} cannot be changed: {error}. `reprise launch {name} --print` prints the settings instead.")

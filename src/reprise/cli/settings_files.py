@@ -30,7 +30,7 @@ class SettingsBackups:
     def write(self, name: str, file: Path, content: bytes) -> Path:
         """Write the file and keep its original. Returns its real path, with links resolved."""
         target = file.resolve()
-        before = target.read_bytes() if target.exists() else None
+        before = read_settings(target)
         kept = self._read(name)
         if kept is not None and (kept["path"] != str(target) or not _is_ours(before, kept)):
             raise SettingsConflict(
@@ -52,7 +52,7 @@ class SettingsBackups:
         if kept is None:
             raise SettingsConflict(f"There are no settings to restore for {name}.")
         target = Path(kept["path"])
-        now = target.read_bytes() if target.exists() else None
+        now = read_settings(target)
         if not is_forced and not _is_ours(now, kept):
             raise SettingsConflict(
                 f"{target} has changed since Reprise wrote it. --undo --force restores the original anyway."
@@ -68,8 +68,36 @@ class SettingsBackups:
         return self._directory / f"{name}.json"
 
     def _read(self, name: str) -> dict[str, Any] | None:
+        """What is kept of a file. A backup that cannot be read is moved aside and named."""
         place = self._place(name)
-        return json.loads(place.read_text(encoding="utf-8")) if place.exists() else None
+        content = read_settings(place)
+        if content is None:
+            return None
+        try:
+            kept: Any = json.loads(content)
+            is_whole = all(isinstance(kept[key], str) for key in ("path", "after")) and isinstance(kept["mode"], int)
+            is_whole = is_whole and isinstance(kept["until"], str | None)
+            base64.b64decode(kept["before"] or "", validate=True)
+        except (ValueError, TypeError, KeyError):
+            is_whole, kept = False, None
+        if is_whole:
+            return kept
+        aside = place.with_suffix(".damaged")
+        place.replace(aside)
+        raise SettingsConflict(
+            f"The backup of the settings is damaged. It is now {aside}, and the settings are as they were: check them, "
+            "and run the command again."
+        )
+
+
+def read_settings(file: Path) -> bytes | None:
+    """The content of a settings file; None if there is none. Raises SettingsConflict for what is no file."""
+    if not file.exists():
+        return None
+    if not file.is_file():
+        # A pipe would never end.
+        raise SettingsConflict(f"{file} is not a regular file, so it is not changed.")
+    return file.read_bytes()
 
 
 def _is_ours(content: bytes | None, kept: dict[str, Any]) -> bool:
