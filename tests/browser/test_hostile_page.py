@@ -3,6 +3,7 @@
 import http.server
 import threading
 from collections.abc import Iterator
+from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
@@ -67,12 +68,16 @@ def test_a_page_of_another_origin_a_rebound_one_and_one_that_is_allowed(hostile:
     port = urlsplit(server.url).port
     rules = f"MAP rebound.example:{port} 127.0.0.1:{port}, MAP *.example 127.0.0.1:{hostile}"
     asked: list[tuple[str, str, int]] = []
+
+    def note(sent: Any) -> None:
+        asked.append((sent.request.method, sent.url, sent.status))
+
     with sync_api.sync_playwright() as playwright:
         chromium = playwright.chromium.launch(
             executable_path=CHROMIUM, args=["--no-sandbox", f"--host-resolver-rules={rules}"]
         )
         page = chromium.new_page()
-        page.on("response", lambda sent: asked.append((sent.request.method, sent.url, sent.status)))
+        page.on("response", note)
 
         page.goto("http://evil.example/")
         num_jobs = len(server.backend.jobs)
