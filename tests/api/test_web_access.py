@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from reprise.api.web_access import ForeignPage, WebAccess, WrongHost
+from reprise.api.http.web_access import ForeignPage, WebAccess, WrongHost
 from reprise.core.settings import Settings
 from tests.api.servers import MODEL, api
 

@@ -31,7 +31,7 @@ from reprise.api.watch.event_hub import EventHub
 from reprise.api.watch.ledger import Ledger
 from reprise.api.watch.prometheus import Metrics
 from reprise.api.watch.recording import RecordedCalls, Recorder
-from reprise.api.web_access import WebAccess
+from reprise.api.http.web_access import WebAccess
 from reprise.api.wire.background import ADDRESS_HEADER, BackgroundAnswers
 from reprise.api.wire.body_reading import BodyLimits, max_body_nbytes
 from reprise.api.wire.context import Context

@@ -3,7 +3,7 @@
 import os
 
 from reprise.api.http.listening import FirstAnswers, listen
-from reprise.api.web_access import WebAccess
+from reprise.api.http.web_access import WebAccess
 from reprise.cli.configuration import Configuration, with_options
 from reprise.cli.entry import ended_by_interrupt
 from reprise.cli.process_limits import check_process_limits

@@ -9,7 +9,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from reprise.api.http.errors import Shapes, Unauthorized, error_response, problem_of
 from reprise.api.http.page import PREFIX
-from reprise.api.web_access import WebAccess
+from reprise.api.http.web_access import WebAccess
 from reprise.core.errors import RepriseError
 
 _OPEN_PATHS = frozenset({"/", "/health", "/health/live", "/health/ready"})

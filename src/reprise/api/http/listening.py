@@ -13,7 +13,7 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from reprise.api.web_access import WebAccess, WrongHost
+from reprise.api.http.web_access import WebAccess, WrongHost
 from reprise.core.errors import RepriseError
 
 _RETRY_S = 2
