@@ -11,8 +11,8 @@ import pytest
 from reprise.api.anthropic.routes import anthropic_shape
 from reprise.api.http.errors import Problem, openai_shape
 from reprise.api.http.listening import FirstAnswers, listen, url_of
-from reprise.api.ollama.reply import ollama_shape
 from reprise.api.http.web_access import WebAccess
+from reprise.api.ollama.reply import ollama_shape
 from reprise.core.settings import Settings
 
 

@@ -150,6 +150,15 @@ def test_pipes_and_damaged_backups_are_sentences(tmp_path: Path) -> None:
         backups.restore("a")
 
 
+def test_the_blocks_to_paste_are_what_launch_sets() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "clients.md").read_text()
+    server = ServerAddress(url="http://127.0.0.1:8080", api_key="none", model="local")
+    blocks = dict(re.findall(r"^## (.*?)\n.*?```\w+\n(.*?)```", page, re.MULTILINE | re.DOTALL))
+    assert sorted(blocks["Claude Code"].splitlines()) == sorted(AGENTS["claude"].command(server).lines())
+    assert tomllib.loads(blocks["Codex"]) == tomllib.loads(AGENTS["codex"].edited("", server))
+    assert json.loads(blocks["OpenCode"]) == json.loads(AGENTS["opencode"].edited("", server))
+
+
 def test_codex_gets_toml_on_its_command_line() -> None:
     words = AGENTS["codex"].command(SERVER).words
     made = tomllib.loads("\n".join(words[2::2]))

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 
 import httpx
 import pytest
-from reprise.cluster.ranks.links import RanksFailed
 
 from reprise.cli.log import JsonLines, TextLines, configure_logging
+from reprise.cluster.ranks.links import RanksFailed
 from reprise.core.errors import EngineFailed
 from reprise.core.settings import Settings
 from tests.api.servers import MODEL, api

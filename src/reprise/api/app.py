@@ -17,6 +17,7 @@ from reprise.api.anthropic.routes import anthropic_shape
 from reprise.api.http import page
 from reprise.api.http.auth import ApiKeys, Authentication, PageGuard
 from reprise.api.http.errors import LastResort, Shapes, install_error_handlers
+from reprise.api.http.web_access import WebAccess
 from reprise.api.native import lookup, overview, pins, prefill, server_routes, tokenize, tree
 from reprise.api.native.prefill import read_warm_file, warm_up
 from reprise.api.native.refusals import Refusals
@@ -31,7 +32,6 @@ from reprise.api.watch.event_hub import EventHub
 from reprise.api.watch.ledger import Ledger
 from reprise.api.watch.prometheus import Metrics
 from reprise.api.watch.recording import RecordedCalls, Recorder
-from reprise.api.http.web_access import WebAccess
 from reprise.api.wire.background import ADDRESS_HEADER, BackgroundAnswers
 from reprise.api.wire.body_reading import BodyLimits, max_body_nbytes
 from reprise.api.wire.context import Context

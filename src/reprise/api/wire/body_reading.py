@@ -21,8 +21,8 @@ from reprise.api.http.encoding import JsonResponse
 from reprise.api.http.errors import BodyTooLarge, ErrorBody, InvalidJson, ServerBusy, Shapes, error_response, problem_of
 from reprise.api.http.limits import Limits
 from reprise.api.http.off_loop import Stage
-from reprise.api.service.models import answer_when_ready
 from reprise.api.http.web_access import is_from_page
+from reprise.api.service.models import answer_when_ready
 from reprise.api.wire.context import MODEL_IN_SCOPE, Context
 from reprise.core.errors import BadRequest
 from reprise.core.json_shape import json_shape
