@@ -1,19 +1,27 @@
 """Answers that outlive their connection: read on from any event, once, by the key that asked, within bounds."""
 
+import asyncio
+import json
 import re
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import pytest
+from starlette.types import Message
 
+from reprise.api.app import create_app
+from reprise.api.service.models import ModelBackend, Models, ServedModel
+from reprise.core.backend import Status, WeightsState
 from reprise.core.job import Job
 from reprise.core.settings import Settings
+from tests.api.fake_backend import FakeBackend
 from tests.api.real_server import real_server
-from tests.api.servers import MODEL, RunningServer, running_server, says
+from tests.api.servers import MODEL, RunningServer, make_service, running_server, says
 
 CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
 APIS: dict[str, dict[str, Any]] = {
@@ -384,3 +392,66 @@ def test_what_a_cancelled_answer_computed_stays() -> None:
             time.sleep(0.01)
         usage = client.post("/v1/responses", json={**body, "max_output_tokens": 1}).json()["usage"]
         assert usage["input_tokens"] - usage["input_tokens_details"]["cached_tokens"] <= 1
+
+
+class ColdBackend:
+    """The engine of a model that is loaded when `load` is called."""
+
+    fingerprint, nbytes = "a", 1
+
+    def __init__(self) -> None:
+        self._waiting: list[Future[Any]] = []
+
+    def status(self) -> Status:
+        return Status(weights=WeightsState.LOADING)
+
+    def ready(self) -> "Future[Any]":
+        self._waiting.append(Future())
+        return self._waiting[-1]
+
+    def load(self) -> None:
+        for each in self._waiting:
+            if not each.cancelled():
+                each.set_result(self)
+
+
+@pytest.mark.anyio
+async def test_the_address_is_known_while_the_model_is_loaded_and_the_answer_needs_no_client():
+    settings, backend, cold = Settings(model=MODEL, settles=False), FakeBackend(script=says(TEXT)), ColdBackend()
+    service = make_service(backend, settings=settings)
+    model = ServedModel(id=MODEL, backend=cast(ModelBackend, cold), make_service=lambda loaded: service)
+    service.models = Models([model])
+    app = create_app(service, settings)
+
+    async def ask(path: str, header: dict[str, str]) -> dict[str, str]:
+        """The headers of a response whose client leaves with them."""
+        body = json.dumps({**APIS[path], "stream": True}).encode()
+        incoming = [{"type": "http.request", "body": body}, {"type": "http.disconnect"}]
+        sent: list[Message] = []
+
+        async def receive() -> Message:
+            return incoming.pop(0)
+
+        async def send(message: Message) -> None:
+            sent.append(message)
+
+        headers = [(name.lower().encode(), value.encode()) for name, value in header.items()]
+        scope = {"type": "http", "method": "POST", "path": path, "query_string": b"", "headers": headers}
+        await app(scope, receive, send)
+        return {name.decode(): value.decode() for name, value in sent[0]["headers"]}
+
+    try:
+        plain, *begun = await asyncio.gather(ask("/v1/messages", {}), *(ask(path, HEADER) for path in APIS))
+        assert plain["x-request-id"].startswith("msg_") and "x-reprise-stream" not in plain
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
+            reading = [asyncio.create_task(client.get(headers["x-reprise-stream"])) for headers in begun]
+            await asyncio.sleep(0)
+            cold.load()
+            for headers, told in zip(begun, await asyncio.gather(*reading), strict=True):
+                assert headers["x-reprise-stream"] == f"/v1/requests/{headers['x-request-id']}/stream"
+                assert told.status_code == 200, told.text
+                assert headers["x-request-id"] in told.text
+        assert len(backend.jobs) == sum(1 + (path == "/v1/completions") for path in APIS)
+    finally:
+        await service.close()
+        backend.stop()

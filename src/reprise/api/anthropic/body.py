@@ -112,6 +112,7 @@ class CountBody(AnswerControls):
 class MessagesBody(CountBody):
     """A chat to answer."""
 
+    id_prefix = "msg_"
     max_tokens: Annotated[int, Field(ge=-1)]
     """0: the prompt is computed into the cache, and nothing is answered."""
     stop_sequences: list[str] | None = None

@@ -3,7 +3,6 @@
 from collections.abc import AsyncGenerator
 from dataclasses import replace
 from typing import Any
-from uuid import uuid4
 
 from fastapi import Request
 from pydantic import BaseModel
@@ -91,7 +90,7 @@ async def _start_reply(context: Context, body: MessagesBody, namespace: str, cal
     service_request = await service.off_loop(
         lambda: service_request_of(
             body,
-            request_id=f"msg_{uuid4().hex}",
+            request_id=body.request_id,
             namespace=namespace,
             served=service.served,
             limits=service.limits,

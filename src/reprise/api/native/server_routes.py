@@ -5,11 +5,12 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Annotated, Any
 
-from fastapi import Header, Query
+from fastapi import Header, Query, Request
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import Response
 
 from reprise.api.http.encoding import JsonResponse
+from reprise.api.http.sse import while_connected
 from reprise.api.service.models import model_body
 from reprise.api.service.records import record_body
 from reprise.api.wire.body_reading import api_router
@@ -141,6 +142,7 @@ async def get_request(request_id: str, context: OfServer, namespace: Namespace) 
 @router.get("/v1/requests/{request_id}/stream", response_model=None)
 async def read_on(
     request_id: str,
+    request: Request,
     context: OfServer,
     namespace: Namespace,
     last_event_id: Annotated[EventNumber, Header()] = -1,
@@ -149,6 +151,7 @@ async def read_on(
 
     For requests with the header `X-Reprise-Background: true`; see docs/background.md.
     """
+    await while_connected(request.receive, context.background.begun(request_id, namespace=namespace))
     return context.background.get(request_id, namespace=namespace).stream(after=last_event_id)
 
 

@@ -24,7 +24,6 @@ from reprise.api.openai.chat_request import service_request_of
 from reprise.api.service.caller import Caller
 from reprise.api.service.exchange import AnswerDelta, AnswerEnd, Began, StillWaiting
 from reprise.api.service.reply import Reply
-from reprise.api.service.service import new_request_id
 from reprise.api.wire.background import refuse_unstreamed
 from reprise.api.wire.body_reading import api_router
 from reprise.api.wire.context import Context, FromCaller, GoesOn, InContext, Namespace
@@ -66,7 +65,7 @@ async def _start(context: Context, body: ChatBody, namespace: str, caller: Calle
     service_request = await service.off_loop(
         lambda: service_request_of(
             body,
-            request_id=new_request_id("chatcmpl"),
+            request_id=body.request_id,
             namespace=namespace,
             served=service.served,
             limits=service.limits,

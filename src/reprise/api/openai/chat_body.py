@@ -114,6 +114,7 @@ class ResponseFormat(Body):
 class ChatBody(SamplingFields):
     """A chat to answer."""
 
+    id_prefix = "chatcmpl-"
     messages: list[ChatMessage]
     max_tokens: AnswerBound | None = None
     max_completion_tokens: AnswerBound | None = None

@@ -14,7 +14,6 @@ from reprise.api.openai.chat_reply import Decode, usage_body
 from reprise.api.openai.completions_body import CompletionsBody, service_requests_of
 from reprise.api.service.batch import Batch, start_batch
 from reprise.api.service.exchange import AnswerDelta, AnswerEnd, RawPrompt, ServiceRequest, StillWaiting, Usage
-from reprise.api.service.service import new_request_id
 from reprise.api.wire.background import refuse_unstreamed
 from reprise.api.wire.body_reading import api_router
 from reprise.api.wire.context import Context, GoesOn, InContext, Namespace
@@ -30,7 +29,7 @@ async def create_completion(
 ) -> Response:
     """Continue a text."""
     echoes = body.echo is True
-    request_id = new_request_id("cmpl")
+    request_id = body.request_id
     if body.stream is not True:
         refuse_unstreamed(goes_on=goes_on)
         made = await while_connected(request.receive, _whole(context, request_id, body, namespace, echoes=echoes))

@@ -27,6 +27,7 @@ REFUSED: dict[str, str] = {}
 class CompletionsBody(SamplingFields):
     """Text to continue as it is: no chat template, no reasoning, no tools."""
 
+    id_prefix = "cmpl-"
     prompt: str | list[str] | list[int] | list[list[int]]
     max_tokens: Annotated[int, Field(ge=-1)] | None = None
     """0: nothing is sampled, which is of use with `echo` and `logprobs`."""

@@ -96,6 +96,7 @@ class ResponseStreamOptions(Body):
 class ResponsesBody(AnswerControls):
     """A chat to answer, as items."""
 
+    id_prefix = "resp_"
     model: str | None = None
     input: str | list[Item]
     instructions: str | None = None

@@ -4,7 +4,6 @@ import time
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
-from uuid import uuid4
 
 from fastapi import Header, Query, Request
 from starlette.responses import Response
@@ -189,7 +188,7 @@ def _exchange(
     request = service_request_of(
         body,
         earlier,
-        request_id=f"resp_{uuid4().hex}",
+        request_id=body.request_id,
         namespace=namespace,
         served=service.served,
         limits=service.limits,

@@ -7,8 +7,8 @@ client with the id of the answer and the key that requested it. docs/background.
 import asyncio
 import logging
 import sys
-from collections.abc import AsyncGenerator, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, aclosing
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping
+from contextlib import AbstractAsyncContextManager, aclosing, contextmanager
 from types import TracebackType
 from typing import Any, Self
 
@@ -27,6 +27,11 @@ _ANSWER_NBYTES = 4096
 """What an answer takes beside its events."""
 _AT_ONCE = 256
 """Events that are sent together, where so many wait."""
+
+
+def address_of(request_id: str) -> dict[str, str]:
+    """The header that says where the stream of this answer can be read on."""
+    return {ADDRESS_HEADER: f"/v1/requests/{request_id}/stream"}
 
 
 def refuse_unstreamed(*, goes_on: bool) -> None:
@@ -61,7 +66,7 @@ class BackgroundAnswer:
         """Drops the answer, while nobody reads it."""
         self._owner = owner
         self._on_error = on_error
-        self._headers = {**headers, ADDRESS_HEADER: f"/v1/requests/{request_id}/stream"}
+        self._headers = {**headers, **address_of(request_id)}
         self._events: list[str] = []
         self._news = asyncio.Event()
         """Set, and replaced by another, when there is something to read."""
@@ -161,6 +166,8 @@ class BackgroundAnswers:
         self._keep_s = keep_s
         self._max_nbytes = max_nbytes
         self._by_id: dict[str, BackgroundAnswer] = {}
+        self._expected: dict[str, tuple[str, asyncio.Event]] = {}
+        """Answers whose model is still loaded: their namespace, and what is set when they have begun or will not."""
         self._nbytes = 0
 
     async def respond(
@@ -205,6 +212,23 @@ class BackgroundAnswers:
         self._make_room()
         self.rearm(answer)
         return answer
+
+    @contextmanager
+    def expecting(self, request_id: str, *, namespace: str) -> Generator[None]:
+        """Its address is known; within, its model is loaded and it begins."""
+        has_begun = asyncio.Event()
+        self._expected[request_id] = (namespace, has_begun)
+        try:
+            yield
+        finally:
+            del self._expected[request_id]
+            has_begun.set()
+
+    async def begun(self, request_id: str, *, namespace: str) -> None:
+        """Wait for an answer that is expected; at once for any other."""
+        whose, has_begun = self._expected.get(request_id, ("", None))
+        if has_begun is not None and whose == namespace:
+            await has_begun.wait()
 
     def find(self, request_id: str, *, namespace: str) -> BackgroundAnswer | None:
         answer = self._by_id.get(request_id)

@@ -4,7 +4,9 @@ What is too long, alone or with others, is refused before it costs anything. Wha
 it is parsed, and large ones are parsed on another thread.
 """
 
+import asyncio
 from collections.abc import Callable, Coroutine
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, cast
 
@@ -23,7 +25,9 @@ from reprise.api.http.limits import Limits
 from reprise.api.http.off_loop import Stage
 from reprise.api.http.web_access import is_from_page
 from reprise.api.service.models import answer_when_ready
+from reprise.api.wire.background import HEADER, address_of
 from reprise.api.wire.context import MODEL_IN_SCOPE, Context
+from reprise.api.wire.controls import AnswerControls
 from reprise.core.errors import BadRequest
 from reprise.core.json_shape import json_shape
 from reprise.core.settings import Settings
@@ -187,6 +191,10 @@ def _check_shape(raw: bytes, *, limits: Limits, context: int | None) -> None:
         raise BadRequest(f"The body lists {shape.num_commas} values; at most {max_commas} are accepted. Send less.")
 
 
+_TRUE = frozenset({"1", "on", "t", "true", "y", "yes"})
+"""As FastAPI reads a switch in a header."""
+
+
 class _ReadRequest(Request):
     """A request whose body was read: its JSON is the model, which validates as itself."""
 
@@ -233,11 +241,45 @@ class BodyRoute(APIRoute):
             if needs is Needs.NOTHING or (needs is Needs.TOKENIZER and model.service is not None):
                 return await handle(read)
             is_stream = getattr(read.model, "stream", None) is True and not request.scope["path"].startswith("/api/")
+            headers, goes_on = _headers_of(read) if is_stream else ({}, False)
+            expected: AbstractContextManager[None] | None = None
+            if goes_on:
+                namespace = cast(str, request.scope.get("reprise.namespace", ""))
+                expected = context.background.expecting(headers["x-request-id"], namespace=namespace)
+                # Its handler does not end with its client.
+                read = _read_as(read, request.scope)
             return await answer_when_ready(
-                model, request, lambda: handle(read), is_stream=is_stream, shapes=context.shapes
+                model,
+                request,
+                lambda: handle(read),
+                is_stream=is_stream,
+                shapes=context.shapes,
+                headers=headers,
+                expected=expected,
             )
 
         return handle_read
+
+
+def _headers_of(read: _ReadRequest) -> tuple[dict[str, str], bool]:
+    """The headers of a streamed answer that is not there yet, and whether it goes on without its client."""
+    body = read.model
+    if not isinstance(body, AnswerControls):
+        return {}, False
+    asked = read.headers.get(HEADER, "false").lower() in _TRUE or getattr(body, "background", None) is True
+    return {"x-request-id": body.request_id, **(address_of(body.request_id) if asked else {})}, asked
+
+
+def _read_as(read: _ReadRequest, scope: Scope) -> _ReadRequest:
+    """The same without the end of its connection."""
+    alone = _ReadRequest(scope, _silence)
+    alone.model, alone.beginning = read.model, read.beginning
+    return alone
+
+
+async def _silence() -> Message:
+    await asyncio.Event().wait()
+    raise AssertionError("nobody sets it")
 
 
 def api_router(tag: str, *, errors: type[BaseModel] = ErrorBody) -> APIRouter:

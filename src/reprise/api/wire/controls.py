@@ -2,9 +2,10 @@
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, ClassVar, Literal, cast
+from uuid import uuid4
 
-from pydantic import Field
+from pydantic import Field, PrivateAttr
 
 from reprise.api.http.body import Body
 from reprise.api.service.served import Served
@@ -32,6 +33,9 @@ class ThinkingSwitch(Body):
 class AnswerControls(Body):
     """Fields of vLLM, SGLang and llama.cpp that say what an answer looks like."""
 
+    id_prefix: ClassVar[str] = ""
+    _request_id: str | None = PrivateAttr(default=None)
+
     structured_outputs: StructuredOutputs | None = None
     guided_json: dict[str, Any] | str | None = None
     guided_regex: str | None = None
@@ -45,6 +49,14 @@ class AnswerControls(Body):
     min_tokens: Annotated[int, Field(ge=0)] | None = None
     stop_token_ids: Annotated[list[int], Field(max_length=1024)] | None = None
     enable_thinking: bool | None = None
+
+    @property
+    def request_id(self) -> str:
+        """The id of the request and its answer. The same whenever it is asked for: a stream's headers may be sent
+        before its model is there."""
+        if self._request_id is None:
+            self._request_id = f"{self.id_prefix}{uuid4().hex}"
+        return self._request_id
 
 
 def grammar_of(controls: AnswerControls, own: Iterable[Grammar | None] = ()) -> Grammar | None:
