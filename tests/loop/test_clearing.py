@@ -9,6 +9,7 @@ from reprise.disk.folders.lease import file_lock
 from reprise.loop.worker import Worker
 from tests.loop.driving import PATIENCE_S, DrivenEngine
 from tests.loop.restarts import BLOCK, Restarts, disk_cache, disk_of, words
+from tests.loop.several import on_disk, serving
 
 
 def test_streams_run_while_a_clear_waits_for_a_lock_that_another_holds(tmp_path: Path, start: Restarts) -> None:
@@ -51,3 +52,15 @@ def test_a_clear_ends_the_settles_of_its_namespace() -> None:
     clearing[0].result(PATIENCE_S)
     assert engine.loop.status().held.num_tokens == 40
     engine.close()
+
+
+def test_streams_run_while_another_model_waits_for_the_disk(tmp_path: Path) -> None:
+    with serving("llama", "qwen3_5", **on_disk(tmp_path)) as (here, other):
+        cold = here.run(words(4, 40), num=1)
+        with file_lock(tmp_path / "lock"):
+            waiting = other.loop.ready()
+            for seed in range(5, 8):
+                assert here.run(words(seed, 40), num=30).end.error is None
+            assert not waiting.done() and cold.end.error is None
+        waiting.result(PATIENCE_S)
+        assert other.run(words(4, 40), num=1).end.error is None

@@ -92,7 +92,7 @@ DRAFTS_MUTANTS = (
         _DRAFTER,
     ),
     _mutant(
-        "_share",
+        "share_of_disk",
         "a draft model may fill the disk",
         "return loaded.nbytes / max(1, loaded.nbytes + target.nbytes)",
         "return 1.0",

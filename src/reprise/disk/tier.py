@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from threading import Thread
 
 from reprise.cache.prefix_cache import PrefixCache
 from reprise.core.allowance import StepAllowance
@@ -182,6 +183,13 @@ class DiskTier:
             time.sleep(0.01)  # The writer's queue is full.
         self._disk.close(_LAST_FLUSH_S)
         # Break the reference cycles with the loop.
+        self._read_ahead = self._write_behind = None
+
+    def abandon(self) -> None:
+        """As `close`, without waiting: what is not copied yet is not written, and another thread closes the cache."""
+        if self._disk is None or self._write_behind is None:
+            return
+        Thread(target=self._disk.close, args=(_LAST_FLUSH_S,), name="reprise-disk-close", daemon=True).start()
         self._read_ahead = self._write_behind = None
 
     def stats(self) -> OnDisk | None:

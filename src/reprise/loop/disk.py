@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from threading import Thread
 
 from reprise.core.errors import DiskUnusable
 from reprise.core.kinds import Footprint
@@ -14,6 +15,7 @@ from reprise.disk.folders.model_directory import file_system_nbytes
 from reprise.disk.store.cache import DiskCache
 from reprise.engine.models.load import LoadedModel
 from reprise.engine.running.records import runtime_id, why_not_persistable
+from reprise.engine.running.runner import footprint_of
 
 log = logging.getLogger("reprise.loop")
 
@@ -25,8 +27,46 @@ FILE_NBYTES = 8 << 20
 """If entries are large, blocks are halved to about this many bytes: what follows the last whole block of a path, half a
 block on average, is written again for each tail record."""
 
+_CLOSED_WITHIN_S = 20.0
+
 _READ_AHEAD_NBYTES = 64 << 20
 """Limit of what was read and not decoded yet, which is not part of the budget."""
+
+
+class OpenedDisks:
+    """The disk caches of a model and its draft model, opened before the engine thread needs them.
+
+    Opening waits for the directory's lock and reads the headers of all records.
+    """
+
+    def __init__(self, settings: Settings, *, block: int | None) -> None:
+        """`block`: see `open_disk`."""
+        self._settings = settings
+        self._block = block
+        self._opened: dict[str, DiskCache] = {}
+        """By the fingerprint of the weights, until it is taken."""
+
+    def open(self, loaded: LoadedModel, *, share: float = 1.0) -> None:
+        """Open a model's disk cache, on any thread. Raises DiskUnusable."""
+        if self._settings.disk_directory is None or loaded.fingerprint in self._opened:
+            return
+        footprint = footprint_of(loaded.model, loaded.blueprint)
+        disk = open_disk(self._settings, loaded, footprint, block=self._block, share=share)
+        if disk is not None:
+            self._opened[loaded.fingerprint] = disk
+
+    def take(self, loaded: LoadedModel, footprint: Footprint, *, share: float = 1.0) -> DiskCache | None:
+        """The disk cache of a model; opened now if it is not. Raises DiskUnusable."""
+        opened = self._opened.pop(loaded.fingerprint, None)
+        if opened is not None:
+            return opened
+        return open_disk(self._settings, loaded, footprint, block=self._block, share=share)
+
+    def close(self) -> None:
+        """Close what was not taken, on another thread."""
+        for disk in self._opened.values():
+            Thread(target=disk.close, args=(_CLOSED_WITHIN_S,), name="reprise-disk-close", daemon=True).start()
+        self._opened.clear()
 
 
 def open_disk(

@@ -96,7 +96,7 @@ class DraftModel:
         self.account = DraftAccount()
         self.interval = interval_tokens(checkpoint_nbytes=footprint.checkpoint, kv_nbytes_per_token=footprint.full)
         self.disk = DiskTier(
-            _opened(open_disk, loaded, footprint, share=_share(loaded, target)),
+            _opened(open_disk, loaded, footprint, share=share_of_disk(loaded, target)),
             self.cache,
             footprint=footprint,
             sequences=_SparingSequences(self),
@@ -237,7 +237,8 @@ class _SparingSequences:
         return model.sequences.restore_target(position, num_prompt, is_whole=is_whole)
 
 
-def _share(loaded: LoadedModel, target: LoadedModel) -> float:
+def share_of_disk(loaded: LoadedModel, target: LoadedModel) -> float:
+    """The share of the disk cache that the records of a draft model of `target` may take."""
     if loaded.fingerprint == target.fingerprint:
         return 1.0  # They share their records, too.
     return loaded.nbytes / max(1, loaded.nbytes + target.nbytes)

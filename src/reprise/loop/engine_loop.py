@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from reprise.core.backend import Lookup, Status, StoredRun, WeightsState
-from reprise.core.errors import CacheNotCleared, EngineFailed, QueueFull, RepriseError, ShuttingDown
+from reprise.core.errors import CacheNotCleared, DiskUnusable, EngineFailed, QueueFull, RepriseError, ShuttingDown
 from reprise.core.events import Event, Finished, FinishReason
 from reprise.core.inspection import WHOLE_TREE, DiskTree, EdgeTokens, InspectedEviction, Inspection, TreePart
 from reprise.core.job import Job, Purpose
@@ -32,6 +32,8 @@ from reprise.engine.models.vocabulary import check_draft_model
 from reprise.engine.running.batching import reason_to_run_alone
 from reprise.engine.running.runner import SHARES_FROM
 from reprise.loop.admission import Gate
+from reprise.loop.disk import OpenedDisks
+from reprise.loop.draft_model import share_of_disk
 from reprise.loop.engine_thread import EngineThread
 from reprise.loop.inspection import inspect, inspect_evictions, lookup, stats_of, status_of
 from reprise.loop.preemption import Preemption
@@ -80,7 +82,7 @@ class EngineLoop:
         """
         self._settings = settings
         self._shares_from = shares_from
-        self._disk_block = disk_block
+        self._disks = OpenedDisks(settings, block=disk_block)
         self.name = settings.model if name is None else name
         self.nbytes = nbytes
         self._thread = EngineThread() if thread is None else thread
@@ -551,6 +553,7 @@ class EngineLoop:
             if loaded.fingerprint != self._tried[0]:
                 # Not for weights that come back: it takes some twenty passes.
                 self._tried = loaded.fingerprint, reason_to_run_alone(loaded)
+            self._open_disks(loaded, draft_model)
             self._weights.arriving = _Arriving(loaded=loaded, runs_alone=self._tried[1], draft_model=draft_model)
         except RepriseError as error:
             return error
@@ -559,6 +562,18 @@ class EngineLoop:
             return EngineFailed(f"The engine could not start: {type(error).__name__}: {error}")
         self.nbytes = loaded.held_nbytes + (0 if draft_model is None else draft_model.nbytes)
         return None
+
+    def _open_disks(self, loaded: LoadedModel, draft_model: LoadedModel | None) -> None:
+        """Open what a new worker, or a new draft model, will have on disk. Raises DiskUnusable."""
+        worker = self._worker
+        is_new = worker is None or worker.runner.loaded.fingerprint != loaded.fingerprint
+        if is_new:
+            self._disks.open(loaded)
+        drafts = None if worker is None or worker.draft_model is None else worker.draft_model.runner.loaded
+        if draft_model is not None and (is_new or drafts is None or drafts.fingerprint != draft_model.fingerprint):
+            # The model is served without its draft model's records.
+            with suppress(DiskUnusable):
+                self._disks.open(draft_model, share=share_of_disk(draft_model, loaded))
 
     def _read(self, *, downloads: bool) -> LoadedModel:
         return self._thread.bases.load(self._settings, downloads=downloads) if self._load is None else self._load()
@@ -590,6 +605,8 @@ class EngineLoop:
         except Exception as error:
             log.exception("the engine could not start")
             return EngineFailed(f"The engine could not start: {type(error).__name__}: {error}")
+        finally:
+            self._disks.close()
         self._loaded = loaded
         if hint := paging_hint(loaded.nbytes):
             log.warning("%s: %s", self.name, hint)
@@ -613,7 +630,7 @@ class EngineLoop:
             draft_model=arriving.draft_model,
             shared=memory,
             shares_from=self._shares_from,
-            disk_block=self._disk_block,
+            disks=self._disks,
             # An empty command makes the loop run its next step.
             wake=lambda: self.call(lambda worker: None),
         )
@@ -627,6 +644,8 @@ class EngineLoop:
         assert worker is not None
         log.warning("%s: %s, so its cached prefixes are dropped", self.name, why)
         worker.fail_all(EngineFailed(f"{self.name} was reloaded: {why}. Send the request again."))
+        for tier in worker.tiers:
+            tier.abandon()
         worker.shutdown()
         worker.memory.leave()
         worker.preemption.others = ()

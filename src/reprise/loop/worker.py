@@ -32,7 +32,7 @@ from reprise.engine.running.records import RecordEncoder
 from reprise.engine.running.runner import SHARES_FROM, Runner, TokenFailure, TokenResult
 from reprise.loop.admission import Gate
 from reprise.loop.audit import Audit
-from reprise.loop.disk import open_disk
+from reprise.loop.disk import OpenedDisks
 from reprise.loop.draft_model import DraftModel
 from reprise.loop.executor import Executor, make_drafts
 from reprise.loop.preemption import Preemption
@@ -73,13 +73,13 @@ class Worker:
         draft_model: LoadedModel | None = None,
         shared: SharedMemory | None = None,
         shares_from: int = SHARES_FROM,
-        disk_block: int | None = None,
+        disks: OpenedDisks,
         wake: Callable[[], None] = lambda: None,
         clock: Clock = monotonic,
     ) -> None:
         """`draft_model`: drafts for `loaded`. `shared`: the memory shared by all models, whose owner charges weights to
         it; None: this is the only one.
-        `disk_block`: see `open_disk`. `wake`: makes the loop call `step`; thread-safe."""
+        `disks`: has its disk cache, and that of its draft model. `wake`: makes the loop call `step`; thread-safe."""
         self._clock = clock
         self._gate = gate
         self.runner = Runner(loaded, can_batch=can_batch, shares_from=shares_from)
@@ -128,14 +128,14 @@ class Worker:
                 max_stall_s=self.limits.max_stall_s,
                 shares_from=shares_from,
                 is_on=settings.has_prefix_cache,
-                open_disk=partial(open_disk, settings, block=disk_block),
+                open_disk=disks.take,
                 allowance=self._allowance,
                 wake=wake,
                 clock=clock,
             )
             self.draft_model = self._make_draft_model(draft_model)
         self.disk = DiskTier(
-            open_disk(settings, loaded, footprint, block=disk_block),
+            disks.take(loaded, footprint),
             self.cache,
             footprint=footprint,
             sequences=self.sequences,
@@ -557,6 +557,7 @@ class Worker:
             if draft_model.fingerprint == self.draft_model.runner.loaded.fingerprint:
                 self.draft_model.load(draft_model)
             else:
+                self.draft_model.disk.abandon()
                 self.draft_model.shutdown()
                 self.draft_model = self._make_draft_model(draft_model)
             self._charge_draft_model()
