@@ -292,4 +292,11 @@ API_MUTANTS = (
         "reply is None or reply.recording is None",
         ("tests/api/test_records.py",),
     ),
+    _mutant(
+        "Connection.shutdown",
+        "who has sent a part of a head is cut off when the server stops",
+        "self._num_received > 0",
+        "False",
+        ("tests/api/test_stopping.py", "-k", "not_arrived"),
+    ),
 )

@@ -327,4 +327,11 @@ LOOP_MUTANTS = (
         "pass",
         ("tests/loop/test_models.py", "-k", "frozen or given_back"),
     ),
+    _mutant(
+        "Worker.clear_cache",
+        "a settle goes on after what it computes is cleared",
+        "self.cancel(request.id)",
+        "pass",
+        ("tests/loop/test_clearing.py", "-k", "settles"),
+    ),
 )
