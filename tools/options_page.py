@@ -34,8 +34,8 @@ settle = false
 chat-template-args = { enable_thinking = false }
 ```
 
-A table `[models.ALIAS]` gives a model a name and its own options: [Several models](several-models.md) has an example. The command line
-and the environment take precedence over it, as over the rest of the file.
+A table `[models.ALIAS]` gives a model a name and its own options: [Several models](several-models.md) has an example.
+The command line and the environment take precedence over it, as over the rest of the file.
 
 Sizes take a decimal (kB, MB, GB, TB) or binary (KiB, MiB, GiB, TiB) unit, or none for bytes. Where the table says so,
 they can be a percentage.

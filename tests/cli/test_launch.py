@@ -150,6 +150,23 @@ def test_pipes_and_damaged_backups_are_sentences(tmp_path: Path) -> None:
         backups.restore("a")
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{\n  // mine "\n  "theme": "a // b",  /* c, } */\n}\n',
+        '{ // mine\n "provider": {"other": {"x": [1, 2,],},}, "model": "old", // the best\n}',
+        '{"provider": {"reprise": {"name": "old"}, /* end */ }, "small_model": "x",}',
+        "// only a comment\n{}",
+    ],
+)
+def test_settings_with_comments_are_edited_where_they_stand(text: str, tmp_path: Path) -> None:
+    edited = AGENTS["opencode"].edited(text, SERVER)
+    for comment in re.findall(r"// (?:mine|the|only)[^\n]*|/\*.*?\*/", text):
+        assert comment in edited
+    assert AGENTS["opencode"].edited(edited, SERVER) == edited
+    assert edited.count('"reprise":') == 1 and '"model": "reprise/tiny"' in edited
+
+
 def test_the_blocks_to_paste_are_what_launch_sets() -> None:
     page = (Path(__file__).parents[2] / "docs" / "clients.md").read_text()
     server = ServerAddress(url="http://127.0.0.1:8080", api_key="none", model="local")
@@ -311,8 +328,13 @@ def test_one_of_the_models_of_a_server_can_be_chosen(tmp_path: Path) -> None:
     with ThreadingHTTPServer(("127.0.0.1", 0), ModelListHandler) as server:
         threading.Thread(target=server.serve_forever).start()
         words = ("--url", f"127.0.0.1:{server.server_port}", "--print")
+        commented = tmp_path / ".config" / "opencode" / "opencode.jsonc"
+        commented.parent.mkdir(parents=True)
+        commented.write_text("{ // mine\n}")
+        wrote = here(tmp_path, *words[:2], "--write", "opencode")
         ran = [here(tmp_path, *words, *named, "aider") for named in ((), ("--model", "fast"), ("--model", "slow"))]
         server.shutdown()
+    assert wrote.exit_code == 0 and "// mine" in commented.read_text() and "reprise/main" in commented.read_text()
     assert "openai/main" in ran[0].stdout and "openai/fast" in ran[1].stdout
     assert ran[2].exit_code != 0 and "main, fast" in ran[2].stderr
 

@@ -6,6 +6,7 @@ here is pure; `launch.py` starts processes and writes files.
 
 import io
 import json
+import re
 import shlex
 import sys
 import tomllib
@@ -71,6 +72,8 @@ class Agent:
     """The content of the settings file with the server in it, from its content now ("" if it does not exist).
 
     Raises ValueError for content that it cannot read."""
+    has_jsonc: bool = False
+    """Whether it also reads the settings file with the suffix `.jsonc`, which has comments."""
     settings_variable: str | None = None
     """An environment variable that overrides the directory of the settings file."""
 
@@ -177,7 +180,14 @@ def _opencode_command(server: ServerAddress) -> AgentCommand:
 
 
 def _opencode_settings(text: str, server: ServerAddress) -> str:
-    body, ours = _json_object(text), _opencode_body(server)
+    ours = _opencode_body(server)
+    try:
+        body = _json_object(text)
+    except ValueError:
+        for path in (("provider", "reprise"), ("model",), ("small_model",)):
+            value = ours[path[0]] if len(path) == 1 else ours[path[0]][path[1]]
+            text = _with_member(text, path, value)
+        return text
     body["provider"] = {**_object(body.get("provider")), **ours.pop("provider")}
     return _json_text({"$schema": "https://opencode.ai/config.json", **body, **ours})
 
@@ -260,6 +270,71 @@ def _json_object(text: str) -> dict[str, Any]:
     return cast(dict[str, Any], body)
 
 
+def _plain_json(text: str) -> str:
+    """JSON with comments and trailing commas, with blanks in their places: each character stays where it was."""
+    plain: list[str] = []
+    comma_at: int | None = None
+    for found in _JSONC_PARTS.finditer(text):
+        part = found.group()
+        if part.startswith(("//", "/*")):
+            part = re.sub(r"[^\n]", " ", part)
+        elif part in "}]" and comma_at is not None:
+            plain[comma_at] = " "
+        if part.strip() != "":
+            comma_at = len(plain) if part == "," else None
+        plain.append(part)
+    return "".join(plain)
+
+
+_JSONC_PARTS = re.compile(r'"(?:\\.|[^"\\])*"|//[^\n]*|/\*.*?\*/|.', re.DOTALL)
+
+
+def _with_member(text: str, path: tuple[str, ...], value: object) -> str:
+    """JSON with comments, with one member set where it stands, or at the beginning of its object."""
+    plain, at, decoder = _plain_json(text), 0, json.JSONDecoder()
+    wanted = _json_object(plain)
+    found: tuple[int, int, Any] | None = None
+    for depth, key in enumerate(path):
+        at = plain.index("{", at) + 1
+        begin, found = at, None
+        while (quote := _next(plain, at)) is not None and plain[quote] == '"':
+            name, at = decoder.raw_decode(plain, quote)
+            start = cast(int, _next(plain, plain.index(":", at) + 1))
+            inner, at = decoder.raw_decode(plain, start)
+            if name == key:
+                found = (start, at, inner)
+            after = cast(int, _next(plain, at))
+            at = after + 1 if plain[after] == "," else after
+        if found is None:
+            rest: object = value
+            for later in reversed(path[depth + 1 :]):
+                rest = {later: rest}
+            comma = "" if plain[cast(int, _next(plain, begin))] == "}" else ","
+            edited = f"{text[:begin]}\n  {json.dumps(key)}: {json.dumps(rest)}{comma}{text[begin:]}"
+            break
+        at = found[0]
+        if depth < len(path) - 1:
+            _object(found[2])
+            if not isinstance(found[2], dict):
+                raise ValueError("part of it has an unexpected form")
+    else:
+        assert found is not None
+        edited = f"{text[: found[0]]}{json.dumps(value)}{text[found[1] :]}"
+    holder = wanted
+    for key in path[:-1]:
+        holder = holder.setdefault(key, {})
+    holder[path[-1]] = value
+    if _json_object(_plain_json(edited)) != wanted:
+        raise ValueError("it is written in a form that cannot be edited")
+    return edited
+
+
+def _next(text: str, at: int) -> int | None:
+    """Where the next character that is no white space stands."""
+    found = re.compile(r"\S").search(text, at)
+    return None if found is None else found.start()
+
+
 def _object(value: Any) -> dict[str, Any]:
     if value is not None and not isinstance(value, dict):
         raise ValueError("part of it has an unexpected form")
@@ -295,6 +370,7 @@ AGENTS: Mapping[str, Agent] = {
         command=_opencode_command,
         settings_path=".config/opencode/opencode.json",
         edited=_opencode_settings,
+        has_jsonc=True,
     ),
     "qwen": Agent(
         title="Qwen Code",

@@ -105,6 +105,8 @@ def _extended(command: AgentCommand, words: list[str]) -> AgentCommand:
 
 def _write(backups: SettingsBackups, name: str, agent: Agent, server: ServerAddress) -> None:
     file = agent.settings_file(os.environ, Path.home())
+    if agent.has_jsonc and (commented := file.with_suffix(".jsonc")).exists():
+        file = commented
     try:
         text = (read_settings(file) or b"").decode()
         content = agent.edited(text, server).encode()
