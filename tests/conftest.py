@@ -39,6 +39,8 @@ def pytest_configure() -> None:
     for name in [name for name in os.environ if name.startswith("REPRISE_")]:
         del os.environ[name]
     os.environ["REPRISE_CONFIG"] = os.devnull
+    # Nor is their cache directory.
+    os.environ["REPRISE_DISK_CACHE"] = "off"
     # Nor is what nohup or a shell's background job ignores: servers would not end at these signals.
     for number in (signal.SIGHUP, signal.SIGINT):
         if signal.getsignal(number) is signal.SIG_IGN:

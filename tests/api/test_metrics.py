@@ -90,6 +90,8 @@ DISK_FIELDS = {
     "evicted",
     "quarantined",
     "errors",
+    "bytes_written_today",
+    "bytes_written_daily",
 }
 
 
@@ -116,7 +118,7 @@ def full_status(*, has_disk: bool) -> Status:
             num_accepted={"history": next(number)},
             model=filled(DraftModelStatus, name="small"),
         ),
-        disk=filled(OnDisk, trouble="The disk is full.") if has_disk else None,
+        disk=filled(OnDisk, trouble="The disk is full.", spared="The battery is low.") if has_disk else None,
     )
 
 

@@ -336,3 +336,16 @@ def test_what_a_client_wants_kept_takes_the_place_of_what_is_worth_more() -> Non
         done = cache.commit(side, source, kind=BoundaryKind.STABLE, is_auxiliary=True, overrides_admission=is_wanted)
         assert done.is_resumable is is_wanted
     assert resumes_at(cache, side) == 280
+
+
+def test_chats_of_a_kind_that_never_goes_on_are_not_expected_to() -> None:
+    sizes = Sizes(full=1)
+    cache = store("cost", sizes, None)
+    assert cache.expects_return(run_of(0, 100), namespace="")
+    for n in range(600):
+        serve(cache, run_of(n, 100), sizes)
+    assert not cache.expects_return(run_of(599, 100), namespace="")
+    for n in range(600):
+        serve(cache, run_of(n, 100), sizes)
+        serve(cache, join_tokens(run_of(n, 100), run_of(5000 + n, 100)), sizes)
+    assert cache.expects_return(run_of(599, 100), namespace="")

@@ -71,6 +71,7 @@ VALUES: dict[str, tuple[str, object, object]] = {
     "cache_bytes": ("25%", "25%", None),
     "memory": ("50%", "50%", None),
     "disk_directory": ("/somewhere", "/somewhere", "/somewhere"),
+    "disk_daily_writes": ("1GiB", 2**30, None),
     "disk_bytes": ("1GiB", 2**30, None),
     "warm_file": (FILE, FILE, FILE),
     "settles": ("no", False, False),
@@ -131,9 +132,11 @@ def changed(settings: Settings) -> set[str]:
 
 @pytest.mark.parametrize("field", every_other(VALUES))
 def test_an_option_is_read_from_the_environment_and_from_a_file(
-    field: str, tmp_path: Path, served: list[Settings]
+    field: str, tmp_path: Path, served: list[Settings], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     option = OPTIONS[field]
+    if field == "disk_directory":
+        monkeypatch.delenv(option.variable)
     text, in_toml, value = VALUES[field]
     model = () if field == "model" else ("somewhere",)
     assert run("serve", *model, **{option.variable: text}).exit_code == 0
@@ -187,7 +190,10 @@ def test_the_file_in_the_configuration_directory_is_read_and_need_not_be_there(
     assert [settings.port for settings in served] == [8080, 7]
 
 
-def test_paths_in_a_file_are_relative_to_it(tmp_path: Path, served: list[Settings]) -> None:
+def test_paths_in_a_file_are_relative_to_it(
+    tmp_path: Path, served: list[Settings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("REPRISE_DISK_CACHE")
     (tmp_path / "chat.jinja").write_text("{{ messages[0] }}")
     file = tmp_path / "reprise.toml"
     file.write_text('disk-cache = "kept"\nchat-template = "chat.jinja"\n')

@@ -12,7 +12,7 @@ import reprise.cli.engines
 from reprise.cli.main import app
 from reprise.core.settings import OPTIONS as DECLARED
 from reprise.core.settings import Settings
-from reprise.core.sizes import Share
+from reprise.core.sizes import Bytes, Share
 from tests.matrix import every_other
 
 OPTIONS: dict[str, tuple[list[str], object]] = {
@@ -60,6 +60,7 @@ OPTIONS: dict[str, tuple[list[str], object]] = {
     "cache_bytes": (["--cache-bytes", "25%"], Share(Fraction(1, 4))),
     "memory": (["--memory", "50%"], Share(Fraction(1, 2))),
     "disk_directory": (["--disk-cache", "somewhere"], "somewhere"),
+    "disk_daily_writes": (["--disk-daily-writes", "1GB"], Bytes(10**9)),
     "disk_bytes": (["--disk-bytes", "5%"], Share(Fraction(1, 20))),
     "warm_file": (["--warm", __file__], __file__),
     "adapter_path": (["--adapter-path", "somewhere"], "somewhere"),

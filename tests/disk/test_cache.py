@@ -3,6 +3,7 @@
 import os
 import stat
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from reprise.disk.folders.model_directory import ModelDirectory
 from reprise.disk.records.record import DiskMatch, DiskRecord
 from reprise.disk.store.cache import DiskCache
 from tests.disk.chains import (
+    BLOCK,
     PATIENCE_S,
     all_files,
     cleared,
@@ -284,3 +286,22 @@ def test_prompts_that_are_views_of_others_are_found_too(tmp_path: Path) -> None:
         put_path(cache, CHAT)
         strided = np.repeat(np.array(CHAT, dtype=np.int32), 2)[::2]
         assert position(cache.find(strided, namespace="", limit=10)) == 10
+
+
+def test_a_directory_is_read_by_several_cores_and_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ModelDirectory, "reads_at_once", 3)
+    ids = list(range(3 * BLOCK))
+    with opened(tmp_path) as cache:
+        put_path(cache, ids)
+    together, read = threading.Barrier(3), ModelDirectory.read
+
+    def reading(directory: ModelDirectory, key: bytes) -> DiskRecord:
+        together.wait(PATIENCE_S)
+        return read(directory, key)
+
+    monkeypatch.setattr(ModelDirectory, "read", reading)
+    with opened(tmp_path) as cache:
+        found = find(cache, ids)
+        assert found is not None
+        records, fetch = read_all(cache, replace(found, keys=found.keys[:3]))
+        assert not fetch.failed and [record.start for record in records] == [0, BLOCK, 2 * BLOCK]

@@ -6,11 +6,12 @@ from functools import partial
 import pytest
 
 from reprise.cache.lookup import SegmentSlice, checkpoint_at
+from reprise.cache.prefix_cache import PrefixCache
 from reprise.core.job import Purpose
 from reprise.core.kinds import Full, KvKind
 from reprise.core.prompt import Boundary, BoundaryKind
 from reprise.core.sizes import Bytes
-from reprise.core.tokens import Span, as_tokens
+from reprise.core.tokens import Span, Tokens, as_tokens
 from reprise.disk import write_behind
 from reprise.disk.store import index
 from reprise.engine.running.records import RecordEncoder
@@ -83,6 +84,24 @@ def test_a_record_is_copied_in_parts(start: Restarts, monkeypatch: pytest.Monkey
     engine = start(model)
     answer = engine.run(turn)
     assert (answer.computed, answer.tokens) == (3, engine.cold(turn))
+
+
+@pytest.mark.parametrize("model", ["llama", "qwen3_5"])
+def test_of_a_chat_that_will_not_go_on_only_what_others_begin_with_is_written(
+    start: Restarts, monkeypatch: pytest.MonkeyPatch, model: str
+) -> None:
+    engine = start(model)
+
+    def never(cache: PrefixCache, tokens: Tokens, *, namespace: str) -> bool:
+        return False
+
+    monkeypatch.setattr(PrefixCache, "expects_return", never)
+    prompt = words(2, 150)
+    engine.run(prompt, boundaries=[Boundary(80, BoundaryKind.SYSTEM), Boundary(140, BoundaryKind.STABLE)])
+    engine.ask(write_all)
+    monkeypatch.undo()
+    engine = start(model)
+    assert engine.run([*prompt, 1]).computed == 151 - 80
 
 
 @pytest.mark.parametrize("is_on_disk_alone", [False, True])

@@ -509,7 +509,7 @@ WORTH = (
         _LINEAGE,
     ),
     _mutant(
-        "_table",
+        "_tables",
         "who is not known better is judged by those who never came to be",
         "rates[..., :1, :] = by_all",
         "pass",

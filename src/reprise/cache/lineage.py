@@ -59,6 +59,10 @@ class Lineages:
         """The latest request made on behalf of the chat that this request belongs to, or None."""
         return None if number is None else self._alive.get(number)
 
+    def has_ended(self, number: int | None) -> bool:
+        """Whether this request was the last one of a chat that has ended."""
+        return number in self._ended
+
     def trunk_of_ended(self, number: int | None, first_visit: int | None) -> int | None:
         """Where an item's own chat has its tail from, if that chat has ended; None if it has not.
 

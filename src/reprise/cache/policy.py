@@ -15,6 +15,9 @@ from reprise.core.tokens import Tokens
 _SHARED = frozenset({BoundaryKind.SYSTEM, BoundaryKind.EXPLICIT})
 """Kinds of checkpoints that several chats may share."""
 
+_ENOUGH = 256
+"""Until so many prompts have come, every chat is expected to go on."""
+
 _TURNS = (1, 2, 4, 8)
 _PAUSES = (16, 64, 256, 1024)
 _NEW_TOKENS = (512, 4096, 32768)
@@ -74,6 +77,10 @@ class Policy(Protocol):
         ...
 
     def score(self, candidate: EvictionCandidate) -> float: ...
+
+    def returns(self, number: int | None) -> float:
+        """The probability that prompt `number` is ever continued."""
+        ...
 
     def admits(self, new: EvictionCandidate, than: float) -> bool:
         """Whether a new item may replace one with the score `than`."""
@@ -156,6 +163,9 @@ class ExpectedSaving:
         if self._is_left_behind(candidate):
             return -1.0 - 1.0 / (1.0 + score)
         return -1.0 / (1.0 + score) if candidate.is_auxiliary else score
+
+    def returns(self, number: int | None) -> float:
+        return self._turns.chance(number) if self._history.now >= _ENOUGH else 1.0
 
     def admits(self, new: EvictionCandidate, than: float) -> bool:
         return self.score(new) >= than

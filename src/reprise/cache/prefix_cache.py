@@ -38,6 +38,9 @@ from reprise.core.prompt import BoundaryKind
 from reprise.core.tokens import Tokens, join_tokens
 from reprise.memory import Account, Memory
 
+_LEAST_CHANCE = 0.1
+"""A chat that goes on more rarely than this is not expected to."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Committed:
@@ -150,6 +153,13 @@ class PrefixCache:
             return 0.0
         first = self.would_evict(1)
         return self.order.policy.score(first[0][1]) if first else None
+
+    def expects_return(self, tokens: Tokens, *, namespace: str) -> bool:
+        """Whether a chat that is stored as these tokens is likely enough to go on, now or after a restart."""
+        policy = self.order.policy
+        number = policy.number_of(tokens, namespace=namespace)
+        has_ended = self.order.lineages.has_ended(number)
+        return not has_ended and (number is None or policy.returns(number) >= _LEAST_CHANCE)
 
     def protected_nbytes(self) -> int:
         """A lower bound of the bytes that cannot be evicted, pins aside: full entries, snapshots up to the leases."""

@@ -214,7 +214,7 @@ class ReuseRateEstimator:
         self._returned = np.zeros(size)
         self._ring: list[_WaitingPrompt | None] = [None] * MEMORY
         self._now = 0
-        self._rates = _table_of_nothing(self._shape)
+        self._rates, self._returns = _tables_of_nothing(self._shape)
 
     def advance(self) -> None:
         """Advance time by one prompt."""
@@ -228,7 +228,9 @@ class ReuseRateEstimator:
         self._ring[self._now % MEMORY] = None
         if self._now % _REFRESH == 0:
             shape = (*self._shape, _STEPS)
-            self._rates = _table(self._returned.reshape(shape), self._waited.reshape(shape))
+            self._rates, self._returns = _tables(
+                self._returned.reshape(shape), self._waited.reshape(shape), seen_for=self._now
+            )
 
     def wait(self, *bins: int) -> None:
         """From this prompt on, an item of this class waits; at most one per prompt."""
@@ -261,6 +263,13 @@ class ReuseRateEstimator:
             return float(self._rates[0, -1])
         return float(self._rates[one.kind, _step_of(self._now - max(number, since or 0))])
 
+    def chance(self, number: int | None) -> float:
+        """The probability that what has waited since prompt `number` is ever used, at an age that was seen so far."""
+        one = self._ring[number % MEMORY] if self._is_remembered(number) else None
+        if one is None or number is None:
+            return float(self._returns[0, -1])
+        return float(self._returns[one.kind, _step_of(self._now - number)])
+
     def next_step_at(self, number: int | None, *, since: int | None = None) -> int:
         """The prompt at which what has waited since prompt `number`, or a later one, enters the next age step."""
         begun = max(number or 0, since or 0)
@@ -278,19 +287,26 @@ class ReuseRateEstimator:
         return number is not None and self._now - number < MEMORY
 
 
-def _table(seen: Floats, time: Floats) -> Floats:
-    """Expected uses per prompt of waiting, by class and age; `seen` returns in `time`, both of shape (…, steps)."""
+def _tables(seen: Floats, time: Floats, *, seen_for: int = MEMORY) -> tuple[Floats, Floats]:
+    """Expected uses per prompt of waiting, and the probability of any, by class and age.
+
+    `seen` returns in `time`, both of shape (…, steps). Ages of `seen_for` and more do not count for the probability:
+    nothing is known of them yet.
+    """
     by_all = _rates(seen.sum(-2), time.sum(-2))[..., None, :]
     rates = _learned(seen, time, by_all * _ratios(seen, time, by_all))
     # Of whom less is known is judged by all, and not by those who never came to be known better.
     rates[..., :1, :] = by_all
-    return index_table(rates.reshape(-1, _STEPS), _WIDTHS)
+    rates = rates.reshape(-1, _STEPS)
+    # What is still ahead at the start of each step of age.
+    ahead = np.cumsum((rates * np.where(seen_for > _AGES, _WIDTHS, 0))[:, ::-1], axis=1)[:, ::-1]
+    return index_table(rates, _WIDTHS), -np.expm1(-ahead)
 
 
 @functools.cache
-def _table_of_nothing(shape: tuple[int, ...]) -> Floats:
-    """The table of the prior."""
-    return _table(np.zeros((*shape, _STEPS)), np.zeros((*shape, _STEPS)))
+def _tables_of_nothing(shape: tuple[int, ...]) -> tuple[Floats, Floats]:
+    """The tables of the prior."""
+    return _tables(np.zeros((*shape, _STEPS)), np.zeros((*shape, _STEPS)))
 
 
 def _step_of(age: int) -> int:

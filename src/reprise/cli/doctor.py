@@ -21,7 +21,9 @@ from reprise.cli.installation import install_line, mend_line, mlx_fault, this_in
 from reprise.cli.process_limits import LEAST_DESCRIPTORS, weights_nbytes
 from reprise.cli.server_url import is_reprise_at
 from reprise.core.errors import DiskUnusable
+from reprise.core.options import OFF
 from reprise.core.sizes import Amount, nbytes_text
+from reprise.disk.default_place import default_directory, default_nbytes, why_unusable
 from reprise.disk.folders.bucket import is_url, open_bucket
 
 
@@ -179,6 +181,14 @@ def _port(host: str, port: int) -> DoctorFinding:
 
 def _disk(directory: str | None, nbytes: Amount) -> DoctorFinding:
     if directory is None:
+        place = default_directory()
+        reason = why_unusable(place)
+        if reason is None:
+            text = f"{place}, at most {nbytes_text(default_nbytes(place))}"
+            return DoctorFinding(subject="disk cache", verdict=Severity.FINE, text=text)
+        mend = f"Prefixes are kept in memory alone, since {reason}. Choose a place: --disk-cache DIRECTORY."
+        return DoctorFinding(subject="disk cache", verdict=Severity.ODD, text="not used", mend=mend)
+    if directory == OFF:
         mend = "With --disk-cache DIRECTORY, prefixes survive a restart."
         return DoctorFinding(subject="disk cache", verdict=Severity.ODD, text="not used", mend=mend)
     if is_url(directory):

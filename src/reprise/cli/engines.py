@@ -30,6 +30,7 @@ from reprise.core.backend import Status, total_of
 from reprise.core.clock import repeating
 from reprise.core.errors import LoadFailed, RepriseError, ShuttingDown, memory_too_small
 from reprise.core.follow import bound_for
+from reprise.core.inspection import OnDisk
 from reprise.core.kinds import Footprint
 from reprise.core.metrics import totals_line
 from reprise.core.settings import Settings
@@ -125,6 +126,8 @@ class ServingEngines:
         if url is not None:
             budget = engine.status().held.budget_nbytes
             for line in banner(service.served, engine.footprint().result(), budget=budget, url=url):
+                log.info("%s", line)
+            if (line := disk_line(self._of_first, engine.status().disk)) is not None:
                 log.info("%s", line)
         read = read_machine if group is None else group.read_machines
         watch = self._watching.enter_context
@@ -379,6 +382,15 @@ def banner(served: Served, footprint: Footprint, *, budget: int, url: str) -> li
         f"page: {url}/   OpenAI: {url}/v1   Anthropic, Ollama: {url}",
         f"terminal: reprise chat{'' if at == '' else ' ' + url}   agents: reprise launch {'|'.join(AGENTS)}{at}",
     ]
+
+
+def disk_line(settings: Settings, disk: OnDisk | None) -> str | None:
+    """What is kept on disk, and how to turn that off; None: nothing is."""
+    if disk is None or settings.disk_directory is None:
+        return None
+    daily = "" if disk.daily_nbytes is None else f", of which {nbytes_text(disk.daily_nbytes)} may be written in a day"
+    most = nbytes_text(disk.budget_nbytes)
+    return f"prefixes also in {settings.disk_directory}, at most {most}{daily}; in memory alone: --disk-cache off"
 
 
 def _layers_text(model: LoadedModel | ModelOutline) -> str:

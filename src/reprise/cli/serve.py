@@ -1,15 +1,19 @@
 """`reprise serve MODEL`."""
 
 import os
+from dataclasses import replace
 
 from reprise.api.http.listening import FirstAnswers, listen
 from reprise.api.http.web_access import WebAccess
-from reprise.cli.configuration import Configuration, with_options
+from reprise.cli.configuration import DEFAULT, Configuration, with_options
 from reprise.cli.entry import ended_by_interrupt
 from reprise.cli.process_limits import check_process_limits
 from reprise.cli.refuse import refusals
 from reprise.cli.wings import ranks
-from reprise.core.settings import OPTIONS
+from reprise.core.options import OFF
+from reprise.core.settings import OPTIONS, Settings
+from reprise.core.sizes import Bytes
+from reprise.disk.default_place import default_directory, default_nbytes, why_unusable
 
 
 @with_options(OPTIONS)
@@ -19,7 +23,7 @@ def serve(configuration: Configuration) -> None:
     Every option can also be set in the environment (REPRISE_MAX_TOKENS for --max-tokens) or in a configuration file
     (max-tokens = 512). `reprise config` prints what is in force and where it comes from.
     """
-    settings = configuration.settings()
+    settings = with_disk(configuration.settings(), has_size=configuration.chosen["disk_bytes"].source != DEFAULT)
     table = settings.models.get(settings.model, {})
     check_process_limits(table.get("model", settings.model))
     if settings.is_tensor_parallel:
@@ -36,3 +40,17 @@ def serve(configuration: Configuration) -> None:
         from reprise.cli.engines import run_server  # noqa: PLC0415 (imports MLX)
 
         run_server(settings, listener, first)
+
+
+def with_disk(settings: Settings, *, has_size: bool) -> Settings:
+    """The settings of a server that keeps prefixes on disk unless it was told not to. `has_size`: it was told how much.
+
+    Ranks keep parts of records, of which each needs a directory of its own: they are told.
+    """
+    if settings.disk_directory == OFF or not settings.has_prefix_cache:
+        return replace(settings, disk_directory=None)
+    place = default_directory()
+    if settings.disk_directory is not None or settings.is_tensor_parallel or why_unusable(place) is not None:
+        return settings
+    size = settings.disk_bytes if has_size else Bytes(default_nbytes(place))
+    return replace(settings, disk_directory=str(place), disk_bytes=size)

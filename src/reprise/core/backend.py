@@ -278,6 +278,10 @@ def disk_of(models: Sequence[OnDisk]) -> OnDisk:
         models,
         budget_nbytes=models[0].budget_nbytes,
         others_nbytes=max(0, everything - own),
+        spared=next((disk.spared for disk in models if disk.spared is not None), None),
+        # One count for all models of a directory.
+        today_nbytes=models[0].today_nbytes,
+        daily_nbytes=models[0].daily_nbytes,
         trouble=next((disk.trouble for disk in models if disk.trouble is not None), None),
     )
 

@@ -276,6 +276,12 @@ class OnDisk:
     """Failed reads and writes."""
     trouble: str | None = None
     """Why nothing is read for now, as a sentence; None if reading works."""
+    spared: str | None = None
+    """Why nothing is written for now, to spare the disk or the battery; None: it is."""
+    today_nbytes: int | None = None
+    """Written today by any server below the directory, as far as known; None: not counted."""
+    daily_nbytes: int | None = None
+    """The most to be written in a day; None: no limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

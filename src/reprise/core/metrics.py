@@ -102,7 +102,7 @@ def _of_draft_model(read: Callable[[DraftModelStatus], int]) -> Callable[[Status
     return read_if_there
 
 
-def _on_disk(read: Callable[[OnDisk], int]) -> Callable[[Status], Reading]:
+def _on_disk(read: Callable[[OnDisk], int | None]) -> Callable[[Status], Reading]:
     return lambda status: None if status.disk is None else read(status.disk)
 
 
@@ -376,6 +376,24 @@ METRICS: Sequence[Metric] = (
         "Bytes written to disk.",
         _on_disk(lambda d: d.written_nbytes),
     ),
+    _of_server(
+        _gauge(
+            "disk.bytes_written_today",
+            "disk_written_today_bytes",
+            "bytes",
+            "Bytes written to the directory today, by this server and those before it.",
+            _on_disk(lambda d: d.today_nbytes),
+        )
+    ),
+    _of_server(
+        _gauge(
+            "disk.bytes_written_daily",
+            "disk_daily_bytes",
+            "bytes",
+            "Most bytes to be written to the directory in a day.",
+            _on_disk(lambda d: d.daily_nbytes),
+        )
+    ),
     _counter("disk.bytes_read", "disk_read_bytes", "bytes", "Bytes read from disk.", _on_disk(lambda d: d.read_nbytes)),
     _gauge("disk.files", "disk_files", "files", "Files on disk of this model.", _on_disk(lambda d: d.num_files)),
     _counter(
@@ -402,7 +420,11 @@ def health_fields(status: Status) -> dict[str, object]:
     for metric in METRICS:
         section, _, name = metric.field.rpartition(".")
         sections[section][name] = metric.read(status)
-    on_disk = None if status.disk is None else {**sections["disk"], "trouble": status.disk.trouble}
+    on_disk = (
+        None
+        if status.disk is None
+        else {**sections["disk"], "trouble": status.disk.trouble, "spared": status.disk.spared}
+    )
     return body | {"audit": sections["audit"], "disk": on_disk}
 
 

@@ -302,8 +302,12 @@ WRITTEN_FILE = TextKind(metavar="FILE", parse=_written_file)
 """A file that the server writes, in a directory that exists."""
 
 
+OFF = "off"
+"""Instead of a directory: none."""
+
+
 def _directory(text: str, folder: Path) -> str:
-    if "://" in text:
+    if "://" in text or text == OFF:
         return text  # An object store; not contacted yet.
     path = _path(text, folder)
     if path.exists() and not path.is_dir():

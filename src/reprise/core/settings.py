@@ -34,6 +34,8 @@ KV_BITS = (2, 3, 4, 5, 6, 8)
 """The widths that `mx.quantize` supports."""
 KV_GROUP_SIZES = (32, 64, 128)
 DISK_BYTES = Bytes(20 * 10**9)
+DISK_DAILY_WRITES = Bytes(150 * 10**9)
+"""Ten years of it are less than what an SSD of a terabyte is made for."""
 DRAFT_MODES = ("auto", "off", "exact")
 LOG_FORMATS = ("text", "json")
 LOG_LEVELS = ("debug", "info", "warning", "error")
@@ -313,7 +315,7 @@ class Settings:
             "disk-cache",
             DIRECTORY,
             "Keep prefixes in this directory too, so they survive a restart; or in an object store, such as "
-            "s3://bucket/prefix.",
+            "s3://bucket/prefix; off: in memory alone. `reprise serve` uses the platform's cache directory if not set.",
         ),
     ] = None
     disk_bytes: Annotated[
@@ -321,9 +323,18 @@ class Settings:
         _reuse(
             "disk-bytes",
             AmountKind(may_be_zero=True),
-            "Space for --disk-cache, such as 50GB or 5% of the disk.",
+            "Space for --disk-cache, such as 50GB or 5% of the disk. In the platform's cache directory it is at most a "
+            "tenth of what is free.",
         ),
     ] = DISK_BYTES
+    disk_daily_writes: Annotated[
+        Amount,
+        _reuse(
+            "disk-daily-writes",
+            AmountKind(may_be_zero=True),
+            "Most bytes to write to the directory of --disk-cache in a day, to spare an SSD; 0: no limit.",
+        ),
+    ] = DISK_DAILY_WRITES
     warm_file: Annotated[
         str | None,
         _reuse("warm", FILE, "Prefill at startup: a system prompt as text, or /v1/prefill bodies as JSON lines."),

@@ -45,6 +45,10 @@ _KEPT = frozenset({BoundaryKind.STABLE, BoundaryKind.SYSTEM, BoundaryKind.EXPLIC
 the starts of chunks."""
 
 
+_LASTING = frozenset({BoundaryKind.SYSTEM, BoundaryKind.EXPLICIT, BoundaryKind.BRANCH})
+"""Kinds of positions that are worth their bytes even if the chat itself does not go on."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _RecordPlan:
     """A record to be written: the block at `start`, or the tail record ``[start, position)``.
@@ -213,14 +217,17 @@ class WriteBehind:
         current = {c.position: c.kind for c in stored if not c.is_superseded and not c.is_auxiliary}
         last = max(current, default=0)
         dropped = {c.position for c in stored if c.position not in current and not _is_last_superseded(c)}
-        ends = {position: kind for position, kind in path.ends.items() if position not in dropped}
+        # Of a chat that is not expected to go on, only what others begin with, and what the client asked to keep.
+        goes_on = self._cache.expects_return(path.tokens, namespace=path.namespace)
+        worth = frozenset(BoundaryKind) if goes_on else _LASTING
+        ends = {position: kind for position, kind in path.ends.items() if position not in dropped and kind in worth}
         if self._cache.layout.resumes_anywhere:
             # The last position implies all others; if its end was evicted, the rest of the path is written.
             return {min(max(ends), match.length): ends[max(ends)]} if ends else {}
         shared = {c.position: c.kind for c in stored if _is_shared(c)}
         shared |= dict.fromkeys(_chunk_starts(self._cache.layout, match.length), BoundaryKind.INTERVAL)
         kept = {position: kind for position, kind in current.items() if kind in _KEPT or position == last}
-        return ends | shared | kept
+        return {position: kind for position, kind in (ends | shared | kept).items() if kind in worth}
 
     def _start_copy(self, plan: _RecordPlan) -> _RecordCopy:
         layout, position = self._cache.layout, plan.position

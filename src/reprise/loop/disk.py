@@ -8,10 +8,13 @@ from threading import Thread
 
 from reprise.core.errors import DiskUnusable
 from reprise.core.kinds import Footprint
+from reprise.core.options import OFF
 from reprise.core.settings import Settings
 from reprise.core.sizes import Share
+from reprise.disk.default_place import default_directory
 from reprise.disk.folders.bucket import is_url, open_bucket
 from reprise.disk.folders.model_directory import file_system_nbytes
+from reprise.disk.sparing import spared_writes
 from reprise.disk.store.cache import DiskCache
 from reprise.engine.models.load import LoadedModel
 from reprise.engine.running.records import runtime_id, why_not_persistable
@@ -76,13 +79,14 @@ def open_disk(
 
     `block`: tokens per block; None: chosen for the model. `share`: what its records may take of `--disk-bytes`.
     """
-    if settings.disk_directory is None or not settings.has_prefix_cache:
+    if settings.disk_directory in (None, OFF) or not settings.has_prefix_cache:
         return None
     reason = why_not_persistable(loaded.blueprint)
     if reason is not None:
         log.warning("Prefixes of %s are not stored on disk: %s.", loaded.name, reason)
         return None
     place = settings.disk_directory
+    is_default = Path(place) == default_directory()
     if loaded.parts_elsewhere is not None and is_url(place):
         raise DiskUnusable("An object store cannot be used with --tensor-parallel: give a directory for --disk-cache.")
     directory = open_bucket(place) if is_url(place) else Path(place).expanduser()
@@ -105,9 +109,16 @@ def open_disk(
         parts = loaded.parts_elsewhere.open(fingerprint=fingerprint, block=block, resumes_anywhere=resumes_anywhere)
         max_bytes = min(max_bytes, parts.max_bytes)
     max_own_bytes = int(share * max_bytes)
+    if max_own_bytes < least and is_default:
+        log.warning("Prefixes of %s are not stored on disk: there is too little room. Set --disk-bytes.", loaded.name)
+        return None
     if max_own_bytes < least:
         of_them = f", of which {max_own_bytes:,} are its share" if share < 1 else ""
         raise DiskUnusable(f"--disk-bytes is {max_bytes:,}{of_them}; this model needs at least {least:,}.")
+    writes = None
+    if isinstance(directory, Path):
+        daily = settings.disk_daily_writes.of(file_system_nbytes(directory))
+        writes = spared_writes(directory, daily if daily > 0 else None)
     disk = DiskCache(
         directory,
         fingerprint=fingerprint,
@@ -117,6 +128,7 @@ def open_disk(
         resumes_anywhere=resumes_anywhere,
         read_ahead_bytes=_READ_AHEAD_NBYTES,
         elsewhere=loaded.parts_elsewhere,
+        writes=writes,
     )
     if parts is not None:
         disk.agree(parts.keys)

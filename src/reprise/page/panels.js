@@ -63,7 +63,7 @@ function memory({ memory: told, disk }) {
       told.untouched ? h("tr", {}, h("th", { scope: "row" }, "not in memory yet"), h("td", { class: "num" }, `−${bytes(told.untouched)}`)) : null,
       h("tr", {}, h("th", { scope: "row" }, h("strong", {}, "the process")), h("td", { class: "num" }, h("strong", { id: "memory-process", "data-bytes": told.process }, bytes(told.process)))))),
     told.budget ? [h("h3", {}, `Budget: ${bytes(budgeted)} of ${bytes(told.budget)}`), h("div", { class: "meter" }, h("span", { class: "accent", style: { width: `${Math.min(100, (100 * budgeted) / told.budget)}%` } }))] : null,
-    disk ? [h("h3", {}, "Disk"), h("dl", { class: "facts" }, facts([["Held", `${bytes(disk.bytes)} of ${bytes(disk.budget)}`], ["Written today", bytes(disk.bytes_written_today)], ["Written since startup", bytes(disk.bytes_written)]]))] : null,
+    disk ? [h("h3", {}, "Disk"), h("dl", { class: "facts" }, facts([["Held", `${bytes(disk.bytes)} of ${bytes(disk.budget)}`], ["Written today", disk.bytes_written_daily ? `${bytes(disk.bytes_written_today)} of ${bytes(disk.bytes_written_daily)}` : bytes(disk.bytes_written_today)], ["Written since startup", bytes(disk.bytes_written)]])), disk.spared ? h("p", { class: "note" }, disk.spared) : null] : null,
     h("h3", {}, `With 1 GiB less, these${isSeveral() ? ` of ${oneLine(model(), 40)}` : ""} would go first`),
     next === null ? h("button", { type: "button", id: "show-next", onclick: showNext }, "Show") : nextTable(),
     h("h3", {}, `With another budget, the latest requests${isSeveral() ? ` to ${oneLine(model(), 40)}` : ""} would have`),

@@ -26,6 +26,9 @@ class _Unlearned:
     def leave_tail(self, tokens: Tokens, stable_at: int, *, number: int | None, namespace: str) -> None:
         pass
 
+    def returns(self, number: int | None) -> float:
+        return 1.0
+
     def admits(self, new: EvictionCandidate, than: float) -> bool:
         return True
 

@@ -106,11 +106,14 @@ def _together(memories: Sequence[InspectedMemory], *, weights_nbytes: int) -> In
 
 
 def _disk(disk: OnDisk, ledger: Ledger | None) -> dict[str, Any]:
+    today = None if ledger is None else ledger.written.today(disk.written_nbytes)
     return {
         "bytes": disk.nbytes,
         "budget": disk.budget_nbytes,
         "bytes_written": disk.written_nbytes,
-        "bytes_written_today": None if ledger is None else ledger.written.today(disk.written_nbytes),
+        "bytes_written_today": today if disk.today_nbytes is None else disk.today_nbytes,
+        "bytes_written_daily": disk.daily_nbytes,
+        "spared": disk.spared,
     }
 
 

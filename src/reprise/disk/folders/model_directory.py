@@ -98,7 +98,8 @@ class ModelDirectory(NamedRecords):
 
     is_remote = False
     removed_at_once = 1
-    reads_at_once = 1
+    reads_at_once = min(4, os.cpu_count() or 1)
+    """A file is hashed by one core, and a disk is faster than one."""
     has_unread = False
 
     def __init__(self, directory: Path, *, fingerprint: str) -> None:

@@ -21,6 +21,7 @@ from reprise.disk.folders.model_bucket import ModelBucket
 from reprise.disk.folders.model_directory import ModelDirectory
 from reprise.disk.folders.model_folder import ModelFolder, PartsElsewhere
 from reprise.disk.records.record import DiskMatch, DiskRecord, MissingRecords, root_key
+from reprise.disk.sparing import SparedWrites
 from reprise.disk.store.edges import disk_tree
 from reprise.disk.store.index import DiskCursor
 from reprise.disk.store.reader import Fetch, RecordReader
@@ -57,15 +58,17 @@ class DiskCache:
         queue_bytes: int = 256 * MIB,
         read_ahead_bytes: int = 256 * MIB,
         elsewhere: PartsElsewhere | None = None,
+        writes: SparedWrites | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         """`max_own_bytes`: what this model's records may take of `max_bytes`; None: all.
 
-        `elsewhere`: who has the other parts of each record; only with a directory."""
+        `elsewhere`: who has the other parts of each record; only with a directory. `writes`: bounds what is
+        written; None: `max_bytes` alone does."""
         assert min(max_bytes, block, queue_bytes, read_ahead_bytes) > 0
         self.block = block
         self.directory = _folder(directory, fingerprint, elsewhere)
-        self._elsewhere = elsewhere
+        self._elsewhere, self._writes = elsewhere, writes
         self._fingerprint = fingerprint
         self._store = RecordStore(
             self.directory,
@@ -75,13 +78,16 @@ class DiskCache:
             resumes_anywhere=resumes_anywhere,
             clock=clock,
         )
-        self._writer = RecordWriter(self._store, queue_bytes=queue_bytes)
+        self._writer = RecordWriter(self._store, queue_bytes=queue_bytes, writes=writes)
         self._reader = RecordReader(self._store, read_ahead_bytes=read_ahead_bytes)
         self._watcher = FolderWatcher(self._store)
         self._threads = [
             Thread(target=self._watcher.run, name="reprise-disk-watcher", daemon=True),
             Thread(target=self._writer.run, name="reprise-disk-writer", daemon=True),
-            Thread(target=self._reader.run, name="reprise-disk-reader", daemon=True),
+            *(
+                Thread(target=self._reader.run, name="reprise-disk-reader", daemon=True)
+                for _ in range(self._reader.num_threads)
+            ),
         ]
         self._drawn: tuple[tuple[bytes, int], DiskTree] | None = None
         for thread in self._threads:
@@ -221,6 +227,9 @@ class DiskCache:
                 num_quarantined=store.counters.num_quarantined,
                 num_errors=store.counters.num_errors,
                 trouble=store.trouble or store.write_trouble,
+                spared=store.spared,
+                today_nbytes=None if self._writes is None else self._writes.today_nbytes,
+                daily_nbytes=None if self._writes is None else self._writes.daily_nbytes,
             )
 
     # Notes. These wait for a file: call them on any thread but the engine's.
@@ -355,6 +364,8 @@ class DiskCache:
             self._writer.drop(lambda record: True)
         for thread in self._threads:
             thread.join(timeout_s)
+        if self._writes is not None:
+            self._writes.save()
         if any(thread.is_alive() for thread in self._threads):
             # The thread may still write: keep the lease until the process ends.
             log.warning("The disk cache did not close in time; exiting without it.")

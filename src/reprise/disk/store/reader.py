@@ -150,13 +150,15 @@ class Fetch:
 class RecordReader:
     """Reads for all fetches round-robin until the cache closes, in order within each.
 
-    From a store with `reads_at_once` above 1, so many records are read at once, of at most `UNDER_WAY_NBYTES`.
+    As many records are read at once as the store's `reads_at_once`, of at most `UNDER_WAY_NBYTES` together: from a
+    directory each on one of the threads that run `run`, from a remote store each on a thread of its own.
     """
 
     def __init__(self, store: RecordStore, *, read_ahead_bytes: int) -> None:
         self._store = store
         self._read_ahead_bytes = read_ahead_bytes
         self._most = store.directory.reads_at_once
+        self.num_threads = 1 if store.directory.is_remote else self._most
         self._fetches: list[Fetch] = []
         self._to_measure: deque[bytes] = deque()
         # Guarded by `store.changed`.
@@ -206,7 +208,7 @@ class RecordReader:
                 fetch, read = chosen
                 self._num_under_way += 1
                 self._nbytes_under_way += read.nbytes
-            if self._most == 1:
+            if not self._store.directory.is_remote:
                 self._read(fetch, read)
             else:
                 Thread(target=self._read, args=(fetch, read), name="reprise-disk-read", daemon=True).start()

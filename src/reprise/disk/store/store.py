@@ -74,6 +74,8 @@ class RecordStore:
         self.link = LinkSpeed()
         self.trouble: str | None = None
         """Why nothing is read for now, in a sentence; None: it is."""
+        self.spared: str | None = None
+        """Why nothing is written for now though it could be, to spare disk or battery; None: it is."""
         self.write_trouble: str | None = None
         """Why nothing is written for now; None: it is."""
         self._unread: bytes | None = None

@@ -4,12 +4,13 @@ import logging
 from collections.abc import Callable, Iterable
 
 from reprise.disk.records.record import DiskRecord
+from reprise.disk.sparing import SparedWrites
 from reprise.disk.store.store import RecordStore
 
 log = logging.getLogger(__name__)
 
 PAUSE_S = 60.0
-"""How long nothing is written after a failed write."""
+"""How long nothing is written after a failed write, or after one that was spared."""
 
 
 class RecordWriter:
@@ -18,8 +19,10 @@ class RecordWriter:
     The queue's methods need `store.changed` held.
     """
 
-    def __init__(self, store: RecordStore, *, queue_bytes: int) -> None:
+    def __init__(self, store: RecordStore, *, queue_bytes: int, writes: SparedWrites | None = None) -> None:
+        """`writes`: says when nothing is to be written; None: never."""
         self._store = store
+        self._writes = writes
         self.queue: dict[bytes, DiskRecord] = {}
         """Records by key, in write order. A record stays in it until it is on disk or dropped."""
         self.queued_nbytes = 0
@@ -53,7 +56,7 @@ class RecordWriter:
         self._store.changed.notify_all()
 
     def is_paused(self) -> bool:
-        """Whether writing is suspended after a failed write."""
+        """Whether writing is suspended."""
         # A clock that was set back also ends the pause.
         return self._paused_at is not None and 0 <= self._store.clock() - self._paused_at < PAUSE_S
 
@@ -76,11 +79,23 @@ class RecordWriter:
                 record = next(iter(self.queue.values()), None)
                 uses, store.index.unwritten_uses = store.index.unwritten_uses, {}
             store.show_uses(uses)
-            if record is not None:
+            if record is not None and not self._is_spared(record):
                 self._write(record)
 
+    def _is_spared(self, record: DiskRecord) -> bool:
+        """Whether nothing is to be written for now: then the queue is dropped, and writing pauses."""
+        reason = None if self._writes is None else self._writes.why_not(record.nbytes)
+        with self._store.changed:
+            if reason is not None:
+                if reason != self._store.spared:
+                    log.info("%s", reason)
+                self._drop(list(self.queue.values()))
+                self._paused_at = self._store.clock()
+            self._store.spared = reason
+        return reason is not None
+
     def _write(self, record: DiskRecord) -> None:
-        changed = self._store.changed
+        changed, before = self._store.changed, self._store.counters.written_nbytes
         try:
             # If the key was queued again meanwhile, this write is no longer wanted.
             is_written = self._store.write(record, is_wanted=lambda: self.queue.get(record.key) is record)
@@ -97,6 +112,8 @@ class RecordWriter:
                 self._store.counters.num_errors += 1
         else:
             if is_written:
+                if self._writes is not None:
+                    self._writes.note(self._store.counters.written_nbytes - before)
                 with changed:
                     self._paused_at, self._has_warned, self._store.write_trouble = None, False, None
         finally:

@@ -34,7 +34,8 @@ class ServerFailed(RepriseError):
 def reprise_command(model: str | Path, *options: str) -> tuple[str, ...]:
     """`reprise serve MODEL` on a free port, without the user's own configuration."""
     serve = (sys.executable, "-m", "reprise.cli.main", "serve", str(model), "--port", "0")
-    return (*serve, *options, "--config", os.devnull)
+    disk = () if "--disk-cache" in options else ("--disk-cache", "off")
+    return (*serve, *options, *disk, "--config", os.devnull)
 
 
 def mlx_lm_command(model: str | Path, port: int) -> tuple[str, ...]:

@@ -1,0 +1,121 @@
+"""Sparing the SSD and the battery: how much is written in a day, and when nothing is."""
+
+import contextlib
+import logging
+import math
+import os
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+from threading import Lock
+from weakref import WeakValueDictionary
+
+import psutil
+
+from reprise.core.sizes import nbytes_text
+from reprise.disk.folders.lease import PRIVATE_FILE
+
+log = logging.getLogger(__name__)
+
+COUNT = "written-today"
+"""The file in the directory with the day and the bytes written on it, so that a restart does not forget them."""
+
+LEAST_CHARGE = 20.0
+"""Percent: nothing is written on battery below this."""
+
+_COUNTED_NBYTES = 64 << 20
+"""The file lags behind by less than this."""
+
+
+def charge_on_battery() -> float | None:
+    """The battery's charge in percent while it is all there is; None: plugged in, or there is no battery."""
+    battery = psutil.sensors_battery() if hasattr(psutil, "sensors_battery") else None
+    return None if battery is None or battery.power_plugged is not False else float(battery.percent)
+
+
+def today() -> str:
+    """The local day."""
+    return datetime.now().astimezone().date().isoformat()
+
+
+class SparedWrites:
+    """The bytes written below a directory today, at most `daily_nbytes` (None: no bound). Thread-safe.
+
+    Each server counts its own and what was counted when it started.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        daily_nbytes: int | None,
+        *,
+        day: Callable[[], str] = today,
+        charge: Callable[[], float | None] = charge_on_battery,
+    ) -> None:
+        self._file = directory / COUNT
+        self.daily_nbytes = daily_nbytes
+        self._day_now, self._charge = day, charge
+        self._lock = Lock()
+        self._day: str
+        self._nbytes: int
+        self._day, self._nbytes = self._counted()
+        self._saved_nbytes: float = self._nbytes
+
+    @property
+    def today_nbytes(self) -> int:
+        with self._lock:
+            return self._nbytes if self._day == self._day_now() else 0
+
+    def why_not(self, nbytes: int) -> str | None:
+        """Why a record of `nbytes` is not to be written now, in a sentence; None: it may be. Asks the system."""
+        charge = self._charge()
+        if charge is not None and charge < LEAST_CHARGE:
+            return f"Nothing is written to the disk cache on battery below {LEAST_CHARGE:.0f} %."
+        if self.daily_nbytes is not None and self.today_nbytes + nbytes > self.daily_nbytes:
+            most = nbytes_text(self.daily_nbytes)
+            return f"{most} were written to the disk cache today, as many as --disk-daily-writes allows."
+        return None
+
+    def note(self, nbytes: int) -> None:
+        """So many bytes were written."""
+        with self._lock:
+            day = self._day_now()
+            if day != self._day:
+                self._day, self._nbytes, self._saved_nbytes = day, 0, -math.inf
+            self._nbytes += nbytes
+            is_due = self._nbytes - self._saved_nbytes >= _COUNTED_NBYTES
+        if is_due:
+            self.save()
+
+    def save(self) -> None:
+        """Write the count to its file, as far as that is possible."""
+        with self._lock:
+            if self._nbytes == self._saved_nbytes:
+                return
+            self._saved_nbytes = self._nbytes
+            text = f"{self._day} {self._nbytes}\n"
+        unfinished = self._file.with_suffix(f".{os.getpid()}.tmp")
+        with contextlib.suppress(OSError):
+            unfinished.touch(mode=PRIVATE_FILE)
+            unfinished.write_text(text)
+            unfinished.replace(self._file)
+
+    def _counted(self) -> tuple[str, int]:
+        try:
+            day, nbytes = self._file.read_text().split()
+            return (day, int(nbytes)) if day == self._day_now() else (self._day_now(), 0)
+        except (OSError, ValueError):
+            return self._day_now(), 0
+
+
+_shared: WeakValueDictionary[Path, SparedWrites] = WeakValueDictionary()
+_making = Lock()
+
+
+def spared_writes(directory: Path, daily_nbytes: int | None) -> SparedWrites:
+    """The one count that all models of this process with this directory share."""
+    with _making:
+        writes = _shared.get(directory)
+        if writes is None or writes.daily_nbytes != daily_nbytes:
+            writes = _shared[directory] = SparedWrites(directory, daily_nbytes)
+        return writes
