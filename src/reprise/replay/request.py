@@ -14,7 +14,8 @@ class Request:
     generated, `num_answered`: how many real tokens that were, None where the trace does not tell. `shareable`: how many
     tokens of `prompt` another prompt can have in common; a block that is cut by the prompt's end is like no other.
     `block`: the real tokens by which an estimate with the future known counts. `next_known`: the next prompt's
-    beginning, as far as the server knows it once it has answered.
+    beginning, as far as the server knows it once it has answered. `calls_tool`: whether the answer ends with a call of
+    a tool, None where the trace does not tell.
     """
 
     prompt: Prompt
@@ -26,6 +27,7 @@ class Request:
     num_answered: int | None = None
     next_known: Tokens | None = None
     is_auxiliary: bool = False
+    calls_tool: bool | None = None
 
     def __post_init__(self) -> None:
         assert 0 < self.shareable <= len(self.prompt) <= self.num_tokens, (self.shareable, self.num_tokens)
@@ -33,6 +35,6 @@ class Request:
     @property
     def answer_length(self) -> float | None:
         """How long the answer was in tokens like the prompt's, None where the trace does not tell."""
-        if self.answer is not None:
-            return len(self.answer)
-        return self.num_answered / self.unit if self.num_answered is not None else None
+        if self.num_answered is not None:
+            return self.num_answered / self.unit
+        return len(self.answer) if self.answer is not None else None

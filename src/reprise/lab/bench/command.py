@@ -71,8 +71,9 @@ def bench(
     ] = None,
     replay: Annotated[
         Path | None,
-        Option(exists=True, dir_okay=False, help="Replay this recording of `reprise serve --record` instead."),
+        Option(exists=True, help="Replay this recording of `reprise serve --record`, or agent sessions, instead."),
     ] = None,
+    live: Annotated[int, Option(min=1, help="With --replay: how many agent sessions are under way together.")] = 1,
     fast: Annotated[
         bool, Option("--fast", help="With --replay: as fast as possible instead of at the recorded times.")
     ] = False,
@@ -113,7 +114,7 @@ def bench(
         for peer in vs or ():
             sides.append(MlxLmSide(path) if peer == _MLX_LM else UrlSide(peer, model=vs_model, key=vs_key))
         if replay is not None:
-            result = _replayed(replay, sides, again, minutes=minutes, is_fast=fast, tell=progress.tell)
+            result = _replayed(replay, sides, again, minutes=minutes, is_fast=fast, num_live=live, tell=progress.tell)
         else:
             num_local = sum(not isinstance(side, UrlSide) for side in sides)
             plan = BenchPlan(
@@ -159,12 +160,15 @@ def _replayed(
     *,
     minutes: float,
     is_fast: bool,
+    num_live: int,
     tell: Callable[[str], None],
 ) -> "BenchResult":
-    from reprise.lab.bench.replay import NAME, ReplayBench, read_recording  # noqa: PLC0415 (quick start)
-    from reprise.lab.bench.results import BenchResult  # noqa: PLC0415
+    from reprise.lab.bench.replay import NAME, ReplayBench, calls_of_sessions, read_recording  # noqa: PLC0415
+    from reprise.lab.bench.results import BenchResult  # noqa: PLC0415 (quick start)
+    from reprise.lab.simulate.sessions import holds_sessions  # noqa: PLC0415
 
-    calls, num_dropped = read_recording(file)
+    is_sessions = holds_sessions(file)
+    calls, num_dropped = (calls_of_sessions(file, num_live=num_live), 0) if is_sessions else read_recording(file)
     held = ReplayBench(calls=calls, sides=sides, minutes=minutes, is_fast=is_fast, tell=tell)
     held.hold()
     how = "as fast as possible" if is_fast else "at the recorded times"
@@ -172,8 +176,9 @@ def _replayed(
         held.notes.append(f"{file} lacks {num_dropped} requests that were not recorded in time.")
     if any(call.body is None for call in calls):
         held.notes.append("The recording has no text: prompts are generated with the same lengths and shared blocks.")
+    played = [*(("--live", str(num_live)) if is_sessions else ()), *(("--fast",) if is_fast else ())]
     return BenchResult(
-        head=_head(held.about, join([*again, "--replay", str(file), *(("--fast",) if is_fast else ())])),
+        head=_head(held.about, join([*again, "--replay", str(file), *played])),
         sides=tuple(side.name for side in sides),
         workloads=((NAME, f"{len(calls)} calls of {file.name}, {how}"),),
         runs=tuple(held.runs),

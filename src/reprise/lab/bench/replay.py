@@ -1,4 +1,4 @@
-"""A recording of `reprise serve --record`, sent again: in its own timing, or as fast as its own order allows."""
+"""Recorded requests (`reprise serve --record`, agent sessions) sent again: at their times, or as fast as possible."""
 
 import json
 import time
@@ -14,6 +14,7 @@ from reprise.lab.bench.results import Run
 from reprise.lab.bench.run import about_model, records_of
 from reprise.lab.bench.sides import BenchFailed, Side, started
 from reprise.lab.bench.words import WORDS
+from reprise.lab.simulate.sessions import read_sessions
 from reprise.lab.simulate.traces import block_tokens
 
 NAME = "replay"
@@ -72,6 +73,26 @@ def read_recording(file: Path) -> tuple[list[RecordedCall], int]:
                 )
             )
     return calls, sum(line.get("dropped", 0) for line in found)
+
+
+def calls_of_sessions(path: Path, *, num_live: int) -> list[RecordedCall]:
+    """The calls of recorded agent sessions, `num_live` at a time, in the order of their times. Raises BadRequest."""
+    return [
+        RecordedCall(
+            at_s=timed.at_s,
+            took_s=timed.took_s,
+            line={
+                # The pseudo-tokens tell the blocks of all sessions apart.
+                "hash_ids": timed.request.prompt.tokens.tolist(),
+                "block_tokens": timed.request.block,
+                "input_length": timed.request.num_tokens,
+                "output_length": timed.request.num_answered,
+            },
+            path=None,
+            body=None,
+        )
+        for timed in read_sessions(path, num_live=num_live)
+    ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,7 +27,7 @@ def simulate(
     traces: Annotated[
         list[Path],
         typer.Argument(
-            metavar="TRACE…", exists=True, dir_okay=False, help="File of block hashes, token prompts or dialogues."
+            metavar="TRACE…", exists=True, help="File of block hashes, token prompts, dialogues or agent sessions."
         ),
     ],
     tokens: Annotated[str, Option(help="Cache budgets in tokens of KV, separated by commas.")] = "0.25M,1M,3M,10M",
@@ -61,7 +61,9 @@ def simulate(
     replicas: Annotated[
         str | None, Option(help="Simulate clusters of this many servers, such as 2,4,8; budgets are those of one.")
     ] = None,
-    at_once: Annotated[int, Option(min=1, help="Dialogues that are under way together.")] = 1,
+    at_once: Annotated[
+        int, Option("--at-once", "--live", min=1, help="Dialogues or agent sessions that are under way together.")
+    ] = 1,
     plot: Annotated[
         Path | None, Option(dir_okay=False, help="Plot the shares against bytes, as a page (.html).")
     ] = None,
@@ -72,8 +74,8 @@ def simulate(
     `reprise simulate requests.jsonl --budgets 2GB,8GB,32GB` says what more memory would save a server that recorded its
     requests (`reprise serve --record`). A trace is a file of JSON lines, one request each, in order: {"input_length":
     700, "hash_ids": [0, 7]} with one hash for 512 tokens, or {"tokens": [1, 2, 3], "answer": [4, 5]}; or one JSON list
-    of dialogues, {"messages": [{"role": "user", "content": "…"}, …]}. docs/simulate.md describes them. `belady` is an
-    upper bound for all policies.
+    of dialogues, {"messages": [{"role": "user", "content": "…"}, …]}; or recorded sessions of coding agents.
+    docs/simulate.md describes them. `belady` is an upper bound for all policies.
     """
     from rich.console import Console  # noqa: PLC0415 - quick start
 
@@ -81,6 +83,7 @@ def simulate(
     from reprise.lab.simulate.cluster import compare_clusters  # noqa: PLC0415
     from reprise.lab.simulate.report import check_plot, cluster_table, computed_lines, draw, table_of  # noqa: PLC0415
     from reprise.lab.simulate.run import run_simulation  # noqa: PLC0415
+    from reprise.lab.simulate.sessions import holds_sessions, read_sessions  # noqa: PLC0415
     from reprise.lab.simulate.traces import read_trace  # noqa: PLC0415
 
     if plot is not None and len(traces) > 1:
@@ -91,17 +94,22 @@ def simulate(
         if plot is not None:
             check_plot(plot)
         for trace in traces:
-            recorded = _recorded(trace, model)
+            is_sessions = holds_sessions(trace)
+            recorded = _recorded(trace, model, is_recording=not is_sessions)
             own = recorded.sizes if kv_bytes is None and layout is None else None
             sizes = own or _sizes(layout or "full", kv_bytes or _KV_BYTES, snapshot_tokens, window)
             token_nbytes = sizes.full + sizes.window
             limits = _byte_budgets(budgets) if budgets is not None else _token_budgets(tokens, token_nbytes)
-            requests = read_trace(
-                trace,
-                granularity=granularity,
-                block_length=block_tokens,
-                num_at_once=at_once,
-                engine=recorded.engine,
+            requests = (
+                (timed.request for timed in read_sessions(trace, num_live=at_once))
+                if is_sessions
+                else read_trace(
+                    trace,
+                    granularity=granularity,
+                    block_length=block_tokens,
+                    num_at_once=at_once,
+                    engine=recorded.engine,
+                )
             )
             with progress.of(trace.name):
                 if replicas is not None:
@@ -137,11 +145,12 @@ def simulate(
                 draw(results, plot)
 
 
-def _recorded(trace: Path, name: str | None) -> "RecordedModel":
+def _recorded(trace: Path, name: str | None, *, is_recording: bool) -> "RecordedModel":
     """The model to simulate: caches of different models share nothing."""
     from reprise.lab.simulate.traces import RecordedModel, recorded_models  # noqa: PLC0415
 
-    models = recorded_models(trace) or [RecordedModel(engine=None, names=(), num_requests=0, sizes=None)]
+    models = recorded_models(trace) if is_recording else []
+    models = models or [RecordedModel(engine=None, names=(), num_requests=0, sizes=None)]
     named = [model for model in models if name is None or name in model.names]
     listed = ", ".join(f"{' or '.join(model.names)} ({model.num_requests:,})" for model in models if model.names)
     if not named:

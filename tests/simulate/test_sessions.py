@@ -1,0 +1,106 @@
+"""Recorded agent sessions: what is read, in which order, and what is refused."""
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from reprise.cli.main import app
+from reprise.core.errors import BadRequest
+from reprise.core.prompt import BoundaryKind
+from reprise.core.tokens import common_prefix
+from reprise.lab.bench.replay import calls_of_sessions
+from reprise.lab.simulate.sessions import holds_sessions, read_sessions
+
+
+def record(t: float, ids: list[Any], num: int, *, out: int = 64, stop: str = "tool_use") -> dict[str, Any]:
+    return {"t": t, "in": num, "out": out, "hash_ids": ids, "stop": stop, "api_time": 1.0}
+
+
+def session(name: str, *requests: dict[str, Any], tools: int = 128, system: int = 64) -> dict[str, Any]:
+    about = {"models": ["m"], "block_size": 64, "tool_tokens": tools, "system_tokens": system}
+    return {"id": name, **about, "requests": list(requests)}
+
+
+LOOP = session(
+    "loop",
+    record(0, [[1, 4]], 260),
+    record(5, [[1, 6], 9], 450, stop="end_turn"),
+    record(9000, [[1, 5], 20, 21], 470, stop=""),
+    {"t": 3.0, "type": "subagent", "models": ["s"], "requests": [record(0, [[30, 31]], 140)]},
+)
+OTHER = session("other", record(0, [[1, 5]], 320), record(2, [[1, 6]], 384))
+
+
+def written(file: Path, *sessions: dict[str, Any]) -> Path:
+    file.write_text("".join(json.dumps(one) + "\n" for one in sessions))
+    return file
+
+
+def test_prompts_grow_and_the_trace_shows_where_they_go_on(tmp_path: Path) -> None:
+    first, _, second, last = (timed.request for timed in read_sessions(written(tmp_path / "s.jsonl", LOOP)))
+    a, b, c = (request.prompt.tokens for request in (first, second, last))
+    assert (first.unit, first.num_tokens, len(a), len(b), len(c)) == (64, 260, 4, 7, 7)
+    assert (common_prefix(a, b), common_prefix(b, c)) == (4, 5)
+    assert first.answer is not None and first.answer.tolist() == b[4:5].tolist(), "the next prompt repeats the answer"
+    assert second.answer is not None and len(second.answer) == 1, "where it does not, the answer is like nothing else"
+    stable = [request.prompt.stable_at for request in (first, second, last)]
+    assert stable == [4, 5, 7], "stable up to where the next prompt parts from this one"
+    assert [request.calls_tool for request in (first, second, last)] == [True, False, None]
+
+
+def test_sessions_of_one_model_share_tools_and_system_prompt(tmp_path: Path) -> None:
+    other_system = session("third", *OTHER["requests"], system=100)
+    path = written(tmp_path / "s.jsonl", LOOP, OTHER, other_system)
+    firsts = [timed.request.prompt for timed in read_sessions(path, num_live=3) if timed.at_s == 0]
+    assert common_prefix(firsts[0].tokens, firsts[1].tokens) == 3
+    assert common_prefix(firsts[1].tokens, firsts[2].tokens) == 2, "the tools alone"
+    assert (3, BoundaryKind.SYSTEM) in [(mark.position, mark.kind) for mark in firsts[0].boundaries]
+
+
+def test_sessions_take_turns_and_long_pauses_are_cut(tmp_path: Path) -> None:
+    path = written(tmp_path / "s.jsonl", LOOP, OTHER, session("last", record(0, [[1, 5]], 320)))
+    both = [(timed.at_s, timed.request.num_tokens) for timed in read_sessions(path, num_live=2)]
+    assert both == [(0, 260), (0, 320), (2, 384), (3, 140), (3, 320), (5, 450), (1205, 470)]
+    alone = [timed.at_s for timed in read_sessions(path)]
+    assert alone == [0, 3, 5, 1205, 1206, 1208, 1209], "one begins when the one before has ended"
+
+
+def test_a_folder_of_files_and_a_compressed_file(tmp_path: Path) -> None:
+    folder = tmp_path / "sessions"
+    folder.mkdir()
+    (folder / "a.json").write_text(json.dumps(LOOP, indent=1))
+    with gzip.open(folder / "b.json.gz", "wt") as file:
+        json.dump(OTHER, file)
+    assert holds_sessions(folder) and holds_sessions(folder / "a.json") and holds_sessions(folder / "b.json.gz")
+    whole = written(tmp_path / "s.jsonl", LOOP, OTHER)
+    assert [t.request.num_tokens for t in read_sessions(folder)] == [t.request.num_tokens for t in read_sessions(whole)]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"block_size": 64, "requests": [{"t": 0}]}',
+        '{"block_size": 64, "requests": [{"t": 0, "in": 640, "out": 1, "hash_ids": [[1, 3]]}]}',
+        '{"block_size": 64, "requests": 7}',
+        '{"block_size": 64, "requests": [',
+    ],
+)
+def test_what_is_no_session_is_refused_with_its_place(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "s.jsonl"
+    path.write_text(json.dumps(OTHER) + "\n" + text + "\n")
+    with pytest.raises(BadRequest, match=r"s\.jsonl:2: not a recorded session"):
+        list(read_sessions(path))
+
+
+def test_the_commands_read_them(tmp_path: Path) -> None:
+    path = written(tmp_path / "s.jsonl", LOOP, OTHER)
+    said = CliRunner().invoke(app, ["simulate", str(path), "--live", "2", "--tokens", "1k", "--json"])
+    assert said.exit_code == 0, said.output
+    assert json.loads(said.stdout)[0]["requests"] == 6
+    calls = calls_of_sessions(path, num_live=2)
+    assert [call.line["input_length"] for call in calls][:2] == [260, 320]
+    assert not holds_sessions(written(tmp_path / "t.jsonl", {"input_length": 64, "hash_ids": [1]}))
