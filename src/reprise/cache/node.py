@@ -125,9 +125,9 @@ class Checkpoint:
     """A position that a commit made resumable, and its use since.
 
     `snapshot` is None for models without snapshots. `last_use` is the tree's clock when the position was committed or
-    resumed from; `num_uses` counts the resumes. `is_superseded`: a later tip of the same conversation exists.
-    `is_auxiliary`: only auxiliary requests (titles, tags) used it. `stable_at`: the next turn may differ past this
-    position (None: not known).
+    resumed from; `num_uses` counts the resumes. `superseded_by`: a later tip of the same conversation. `is_lost`: it
+    was dropped, so its conversation cannot resume here. `is_auxiliary`: only auxiliary requests (titles, tags) used it.
+    `stable_at`: the next turn may differ past this position (None: not known).
     """
 
     position: int
@@ -136,9 +136,18 @@ class Checkpoint:
     snapshot: Payload | None = None
     last_use: int = 0
     num_uses: int = 0
-    is_superseded: bool = False
+    superseded_by: "Checkpoint | None" = None
+    is_lost: bool = False
     is_auxiliary: bool = False
     stable_at: int | None = None
+
+    @property
+    def is_superseded(self) -> bool:
+        """Whether its conversation can resume at a later tip."""
+        by = self.superseded_by
+        while by is not None and by.is_lost:
+            by = by.superseded_by
+        return by is not None
 
     @property
     def is_in_tree(self) -> bool:

@@ -10,7 +10,13 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from reprise.cache.eviction import EvictionOrder, end_of_use, superseded_beside, superseded_on, trimmed
+from reprise.cache.eviction import (
+    EvictionOrder,
+    end_of_use,
+    superseded_beside,
+    superseded_on,
+    trimmed,
+)
 from reprise.cache.logits_rows import LogitsRows
 from reprise.cache.lookup import (
     Match,
@@ -253,6 +259,7 @@ class PrefixCache:
         is_auxiliary: bool = False,
         overrides_admission: bool = False,
         stable_at: int | None = None,
+        number: int | None = None,
         seams: Mapping[KvKind, Sequence[int]] | None = None,
     ) -> Committed:
         """Make position ``len(tokens)`` resumable: copy from `source` what the tree lacks.
@@ -260,8 +267,9 @@ class PrefixCache:
         What does not fit the budget even after eviction is not stored, or only its beginning if every position is
         resumable; the result says so. If `source` raises, nothing is added; what was evicted for it stays evicted.
         `overrides_admission`: a client asked to keep this path, so anything evictable may be evicted for it.
-        `stable_at`: the next turn may differ past this position (None: not known). `seams`: positions at which to cut
-        the entries of a kind, since `source` holds them in these parts.
+        `stable_at`: the next turn may differ past this position (None: not known). `number`: the policy's number of the
+        request that computed this (None: that of the prompt that these tokens continue). `seams`: positions at which to
+        cut the entries of a kind, since `source` holds them in these parts.
         """
         position = len(tokens)
         if position == 0:
@@ -274,7 +282,9 @@ class PrefixCache:
             needs_snapshot = self.layout.has_snapshots and checkpoint_at(walk, position) is None
             nbytes = sum(source.segment_nbytes(k, len(span)) for k, span in wanted)
             nbytes += source.snapshot_nbytes() if needs_snapshot else 0
-            visit = self.order.policy.number_of(tokens, namespace=namespace)
+            visit = number
+            if visit is None:
+                visit = self.order.policy.number_of(tokens, namespace=namespace)
             if stable_at is not None and stable_at < position:
                 self.order.policy.leave_tail(tokens, stable_at, number=visit, namespace=namespace)
             new = self.order.new_candidate(walk, position, nbytes, kind=kind, visit=visit, is_auxiliary=is_auxiliary)
@@ -307,14 +317,18 @@ class PrefixCache:
     def _admit(self, nbytes: int, new: EvictionCandidate | None) -> bool:
         """Make room for `nbytes` by evicting what scores lower than `new` (None: anything); False if impossible.
 
-        If it cannot succeed, it evicts nothing.
+        If it cannot succeed, it evicts nothing, unless a beginning can be stored: then it makes room for that.
         """
         available = self.memory.available
         if available is None or available >= nbytes:
             return True
         most = available + self.nbytes + self.memory.nbytes(Account.LOGITS) - self.protected_nbytes()
         most += self.memory.evictable_from_others
-        return nbytes <= most and self._evict_for(nbytes, new)
+        if nbytes > most:
+            if new is not None and self.layout.resumes_anywhere and new.cost * most // nbytes >= self.tree.sizes.tail:
+                self._evict_for(most, new)
+            return False
+        return self._evict_for(nbytes, new)
 
     def _stop_that_fits(self, walk: Walk, position: int, nbytes: int) -> int:
         """How far a path of `nbytes` more fits into free memory, if every position is resumable.
@@ -364,7 +378,7 @@ class PrefixCache:
         if kind is BoundaryKind.STABLE:
             superseded += superseded_beside(path)
         for older in superseded:
-            self.tree.supersede(older)
+            self.tree.supersede(older, checkpoint)
             self.order.place(older)
         self.order.place(checkpoint)
 

@@ -261,20 +261,21 @@ class ReuseRateEstimator:
         one = self._ring[number % MEMORY] if self._is_remembered(number) else None
         if one is None or number is None:
             return float(self._rates[0, -1])
-        return float(self._rates[one.kind, _step_of(self._now - max(number, since or 0))])
+        # It did not return with the newest prompt: the next one is the first with which it can.
+        return float(self._rates[one.kind, _step_of(self._now + 1 - max(number, since or 0))])
 
     def chance(self, number: int | None) -> float:
         """The probability that what has waited since prompt `number` is ever used, at an age that was seen so far."""
         one = self._ring[number % MEMORY] if self._is_remembered(number) else None
         if one is None or number is None:
             return float(self._returns[0, -1])
-        return float(self._returns[one.kind, _step_of(self._now - number)])
+        return float(self._returns[one.kind, _step_of(self._now + 1 - number)])
 
     def next_step_at(self, number: int | None, *, since: int | None = None) -> int:
         """The prompt at which what has waited since prompt `number`, or a later one, enters the next age step."""
         begun = max(number or 0, since or 0)
-        step = _step_of(self._now - begun)
-        return begun + _STARTS[step + 1] if step + 1 < _STEPS else self._now + MEMORY
+        step = _step_of(self._now + 1 - begun)
+        return begun + _STARTS[step + 1] - 1 if step + 1 < _STEPS else self._now + MEMORY
 
     def _age(self, number: int, step: int) -> None:
         """Move what has waited since prompt `number` to this age step."""

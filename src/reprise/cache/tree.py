@@ -252,7 +252,7 @@ class RadixTree:
         """Record another commit at this checkpoint: it is a tip again, and gets the better of the two kinds."""
         checkpoint.kind = min(kind, checkpoint.kind, key=list(BoundaryKind).index)
         checkpoint.last_use = checkpoint.node.last_use
-        checkpoint.is_superseded, checkpoint.stable_at = False, stable_at
+        checkpoint.superseded_by, checkpoint.stable_at = None, stable_at
         checkpoint.is_auxiliary = checkpoint.is_auxiliary and is_auxiliary
 
     def inherit_uses(self, checkpoint: Checkpoint) -> None:
@@ -265,13 +265,15 @@ class RadixTree:
         self._memory.charge(Account.SNAPSHOTS, snapshot.nbytes)
         self._count(checkpoint.node, nbytes=snapshot.nbytes)
 
-    def supersede(self, checkpoint: Checkpoint) -> None:
+    def supersede(self, checkpoint: Checkpoint, by: Checkpoint) -> None:
         """Mark the checkpoint as superseded by a newer one of the same conversation."""
-        checkpoint.is_superseded = True
+        checkpoint.superseded_by = by
 
     def drop_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Remove a checkpoint and release its bytes."""
         del checkpoint.node.checkpoints[checkpoint.position]
+        # Where every position is resumable, the path to it may remain, or have grown.
+        checkpoint.is_lost = not self.layout.resumes_anywhere
         self._count(checkpoint.node, num_checkpoints=-1)
         if checkpoint.snapshot is not None:
             self._memory.charge(Account.SNAPSHOTS, -checkpoint.snapshot.nbytes)

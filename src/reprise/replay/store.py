@@ -72,15 +72,17 @@ class Replay:
             interval=self._interval,
         )
         for mark in plan.checkpoints:
-            self._commit(tokens[: mark.position], mark.kind, request)
+            self._commit(tokens[: mark.position], mark.kind, request, number=lease.number)
         if cache.layout.resumes_anywhere:
-            self._commit(tokens, BoundaryKind.PROMPT_END, request)
+            self._commit(tokens, BoundaryKind.PROMPT_END, request, number=lease.number)
         answer_length = request.answer_length
         if answer_length is not None:
             cache.note_answer(lease, answer_length)
         if request.answer is not None and len(request.answer) > 0:
-            self._commit(join_tokens(tokens, request.answer), BoundaryKind.GENERATION_END, request)
+            whole = join_tokens(tokens, request.answer)
+            self._commit(whole, BoundaryKind.GENERATION_END, request, number=lease.number)
         cache.release(lease)
+        cache.compact_path(tokens)
         # The last token is always computed: its logits start the decode.
         reused = min(resume_at * request.unit, request.num_tokens - 1)
         self.tally.requests += 1
@@ -98,9 +100,15 @@ class Replay:
         self.cache.release(lease)
         self.tally.settled += (len(tokens) - resume_at) * request.unit
 
-    def _commit(self, tokens: Tokens, kind: BoundaryKind, request: Request) -> None:
-        stable_at = request.prompt.stable_at
-        self.cache.commit(tokens, self._source, kind=kind, is_auxiliary=request.is_auxiliary, stable_at=stable_at)
+    def _commit(self, tokens: Tokens, kind: BoundaryKind, request: Request, *, number: int | None = None) -> None:
+        self.cache.commit(
+            tokens,
+            self._source,
+            kind=kind,
+            is_auxiliary=request.is_auxiliary,
+            stable_at=request.prompt.stable_at,
+            number=number,
+        )
 
 
 def _policy(name: str, unit: int) -> Policy:
