@@ -372,7 +372,7 @@ class HeldAnswerHandler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         assert isinstance(self.server, HeldAnswers)
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-        self.reply(chunk_of("half "))
+        self.reply(chunk_of(f"half{len(body['messages'])} "))
         self.server.asked.put(body)
         self.server.going_on.acquire()
         self.wfile.write(chunk_of("whole"))
@@ -436,15 +436,15 @@ def test_lines_typed_while_it_is_busy_are_sent_one_by_one(tmp_path: Path) -> Non
         time.sleep(0.2)
         assert b"two" not in seen
         server.going_on.release()
-        assert asked() == (None, ["one", "half whole", "two"])
+        assert asked() == (None, ["one", "half1 whole", "two"])
         server.going_on.release()
-        assert asked() == (None, ["one", "half whole", "two", "half whole", "three"])
+        assert asked() == (None, ["one", "half1 whole", "two", "half3 whole", "three"])
         os.write(ours, b"/continue\r")
         while seen.count(b"half") < 3:
             assert time.monotonic() < deadline_s, bytes(seen)
             time.sleep(0.02)
         os.write(ours, b"\x03")
-        assert asked() == (True, ["one", "half whole", "two", "half whole", "three", "half "])
+        assert asked() == (True, ["one", "half1 whole", "two", "half3 whole", "three", "half5 "])
         server.going_on.release(2)
         os.write(ours, b"\x04")
         assert process.wait(PATIENCE_S) == 0, bytes(seen)
