@@ -399,7 +399,7 @@ def chunk_of(text: str) -> bytes:
 
 
 def test_lines_typed_while_it_is_busy_are_sent_one_by_one(tmp_path: Path) -> None:
-    """In a terminal: nothing is echoed into an answer, and Ctrl-C keeps the question and the half answer."""
+    """In a terminal: nothing is echoed into an answer."""
     ours, theirs = pty.openpty()
     seen = bytearray()
 
@@ -439,13 +439,7 @@ def test_lines_typed_while_it_is_busy_are_sent_one_by_one(tmp_path: Path) -> Non
         assert asked() == (None, ["one", "half1 whole", "two"])
         server.going_on.release()
         assert asked() == (None, ["one", "half1 whole", "two", "half3 whole", "three"])
-        os.write(ours, b"/continue\r")
-        while seen.count(b"half") < 3:
-            assert time.monotonic() < deadline_s, bytes(seen)
-            time.sleep(0.02)
-        os.write(ours, b"\x03")
-        assert asked() == (True, ["one", "half1 whole", "two", "half3 whole", "three", "half5 "])
-        server.going_on.release(2)
+        server.going_on.release()
         os.write(ours, b"\x04")
         assert process.wait(PATIENCE_S) == 0, bytes(seen)
         server.shutdown()
