@@ -163,11 +163,11 @@ def test_clients_that_never_finish_do_not_keep_the_server():
 
 def test_requests_that_have_not_arrived_are_answered_at_once() -> None:
     head = (
-        b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 99\r\n\r\n"
+        b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 99\r\n\r\n"
     )
     with running_server() as server:
         kept = [connect(server.url, sent) for sent in (b"GET /health HTTP/1.1\r\nHost:", head, head + b'{"mess', b"")]
-        answered = connect(server.url, b"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\n")
+        answered = connect(server.url, b"GET /health/live HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert answered.recv(1000).startswith(b"HTTP/1.1 200")
         # The loop has read what the others have sent before.
         begun_s = time.monotonic()

@@ -166,7 +166,7 @@ def test_tables_can_be_written_and_read_back() -> None:
 
 
 def test_the_example_of_the_docs_is_what_they_say(tmp_path: Path, served: list[Settings]) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "models.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "several-models.md").read_text(encoding="utf-8")
     (example,) = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
     assert serve(tmp_path, example).exit_code == 0
     models = entries(served)

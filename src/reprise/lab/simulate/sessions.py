@@ -21,11 +21,11 @@ from typing import Any, TextIO, cast
 
 import numpy as np
 import numpy.typing as npt
-from reprise.replay.request import Request
 
 from reprise.core.errors import BadRequest
 from reprise.core.prompt import Boundary, BoundaryKind, Prompt
 from reprise.core.tokens import Tokens, as_tokens, common_prefix
+from reprise.replay.request import Request
 
 LONGEST_PAUSE_S = 20 * 60
 """A longer pause is cut to this: it stands for a person who left."""
