@@ -163,7 +163,8 @@ def test_clients_that_never_finish_do_not_keep_the_server():
 
 def test_requests_that_have_not_arrived_are_answered_at_once() -> None:
     head = (
-        b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 99\r\n\r\n"
+        b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
+        b"Content-Type: application/json\r\nContent-Length: 99\r\n\r\n"
     )
     with running_server() as server:
         kept = [connect(server.url, sent) for sent in (b"GET /health HTTP/1.1\r\nHost:", head, head + b'{"mess', b"")]

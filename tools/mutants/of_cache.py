@@ -211,8 +211,8 @@ STORE = (
     _mutant(
         "PrefixCache._admit",
         "everything is evicted for what cannot fit anyway",
-        "nbytes <= most and self._evict_for(nbytes, new)",
-        "self._evict_for(nbytes, new)",
+        "nbytes > most",
+        "False",
     ),
     _mutant(
         "RadixTree.drop_checkpoint",
