@@ -349,3 +349,40 @@ def test_chats_of_a_kind_that_never_goes_on_are_not_expected_to() -> None:
         serve(cache, run_of(n, 100), sizes)
         serve(cache, join_tokens(run_of(n, 100), run_of(5000 + n, 100)), sizes)
     assert cache.expects_return(run_of(599, 100), namespace="")
+
+
+def test_what_a_request_stores_counts_as_its_own_even_where_an_earlier_prompt_is_the_deepest_known() -> None:
+    cache = store("cost", HYBRID, 400)
+    first = run_of(1, 100)
+    serve(cache, first, HYBRID)
+    serve(cache, run_of(3, 80), HYBRID)
+    tokens = join_tokens(first, run_of(2, 400))
+    lease = cache.lease(cache.match(tokens), 100)
+    source = SizedSource(HYBRID, 1)
+    stored = cache.commit(tokens[:180], source, kind=BoundaryKind.INTERVAL, number=lease.number)
+    assert stored.is_resumable, "or it would count as what a chat left behind when it continued elsewhere"
+    cache.release(lease)
+
+
+def test_where_a_chat_resumes_once_its_tip_is_gone_is_no_longer_superseded() -> None:
+    cache = store("cost", HYBRID, None)
+    tokens = run_of(1, 300)
+    for length in (100, 200, 300):
+        cache.commit(tokens[:length], SizedSource(HYBRID, 1), kind=BoundaryKind.STABLE)
+    superseded = {mark.position: mark for mark in cache.tree.checkpoints() if mark.is_superseded}
+    assert sorted(superseded) == [100, 200]
+    for length in (100, 200):
+        assert cache.pin(tokens[:length], namespace="", until=float("inf"))
+    assert cache.evict_one(), "the tip, since the others are pinned"
+    assert [superseded[at].is_superseded for at in (100, 200)] == [True, False]
+    cache.check()
+
+
+def test_a_prompt_that_is_larger_than_the_budget_keeps_a_beginning_in_place_of_a_chat_that_has_ended() -> None:
+    full = Sizes(full=1)
+    cache = store("cost", full, 100)
+    serve(cache, run_of(1, 95), full)
+    long = run_of(2, 300)
+    for _ in range(12):
+        serve(cache, long, full)
+    assert resumes_at(cache, long) >= 80

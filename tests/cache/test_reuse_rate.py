@@ -206,3 +206,26 @@ def test_old_prompts_are_forgotten() -> None:
         lineage.arrive(filler, known=1, namespace="")
     assert lineage.number_of(prompt, namespace="") is None
     assert not lineage.is_continued(1)
+
+
+def test_what_returns_at_once_or_never_is_worth_most_before_the_next_prompt() -> None:
+    returns = ReuseRateEstimator((1,))
+    # Each third one is followed by its return.
+    for number in range(1, 1200):
+        returns.advance()
+        if number % 3 == 0:
+            returns.come_back(number - 1)
+        returns.wait(0)
+    now = 1199
+    assert returns.rate(now) > 2 * returns.rate(now - 1), "this one has missed its moment"
+
+
+def test_a_prompt_that_begins_as_expected_is_the_next_turn() -> None:
+    lineage = ConversationHistory()
+    asked = lineage.arrive(run_of(1, 100), known=0, namespace="").number
+    looped = lineage.arrive(join_tokens(run_of(1, 100), run_of(2, 50)), known=100, namespace="").number
+    stripped = join_tokens(run_of(1, 100), run_of(3, 60))
+    lineage.expect(stripped, known=100, number=looped, namespace="")
+    visit = lineage.arrive(join_tokens(stripped, run_of(4, 30)), known=160, namespace="")
+    assert (visit.continues, visit.num_others) == (looped, 0)
+    assert asked != looped

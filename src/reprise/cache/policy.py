@@ -68,8 +68,20 @@ class Policy(Protocol):
         """The number of the prompt that these tokens continue, or None."""
         ...
 
-    def answered(self, number: int, num_tokens: float) -> None:
-        """Record that prompt `number` got an answer of `num_tokens`."""
+    def answered(self, number: int, num_tokens: float, *, calls_tool: bool | None = None) -> None:
+        """Record that prompt `number` got an answer of `num_tokens`; `calls_tool`: whether it ends with a tool call.
+
+        An answer that does comes back by itself, another when a person writes. None: not known.
+        """
+        ...
+
+    def expect(
+        self, tokens: Tokens, *, known: int, number: int, namespace: str, calls_tool: bool | None = None
+    ) -> None:
+        """Record that the next turn of prompt `number` will begin with `tokens`, of which ``[0, known)`` is stored.
+
+        `calls_tool`: whether the answer to that prompt ends with a tool call (None: not known).
+        """
         ...
 
     def leave_tail(self, tokens: Tokens, stable_at: int, *, number: int | None, namespace: str) -> None:
@@ -112,7 +124,7 @@ class ExpectedSaving:
         self._unit_tokens = unit_tokens
         self._history = ConversationHistory()
         self._turns = ReuseRateEstimator(
-            (len(_TURNS) + 1, len(_PAUSES) + 2, len(_NEW_TOKENS) + 1), num_later=len(_ANSWERED) + 1
+            (len(_TURNS) + 1, len(_PAUSES) + 2, len(_NEW_TOKENS) + 1), num_later=_place_of_call(True) + 1
         )
         self._branches = ReuseRateEstimator((len(_TURNS) + 1,))
         # A prior of one each.
@@ -141,8 +153,16 @@ class ExpectedSaving:
     def number_of(self, tokens: Tokens, *, namespace: str) -> int | None:
         return self._history.number_of(tokens, namespace=namespace)
 
-    def answered(self, number: int, num_tokens: float) -> None:
-        self._turns.specify(number, _place(_ANSWERED, num_tokens * self._unit_tokens))
+    def answered(self, number: int, num_tokens: float, *, calls_tool: bool | None = None) -> None:
+        place = _place(_ANSWERED, num_tokens * self._unit_tokens)
+        self._turns.specify(number, place if calls_tool is None else _place_of_call(calls_tool))
+
+    def expect(
+        self, tokens: Tokens, *, known: int, number: int, namespace: str, calls_tool: bool | None = None
+    ) -> None:
+        self._history.expect(tokens, known=known, number=number, namespace=namespace)
+        if calls_tool is not None:
+            self._turns.specify(number, _place_of_call(calls_tool))
 
     def leave_tail(self, tokens: Tokens, stable_at: int, *, number: int | None, namespace: str) -> None:
         self._history.leave_tail(tokens, stable_at, number=number, namespace=namespace)
@@ -196,6 +216,11 @@ class ExpectedSaving:
         rate = candidate.num_passes / max(1, self._history.now - first)
         silence = max(1, self._history.now - last)
         return min(rate, 1 / silence)
+
+
+def _place_of_call(calls_tool: bool) -> int:
+    """The class of an answer of which it is known whether it ends with a tool call, whatever its length."""
+    return len(_ANSWERED) + 1 + calls_tool
 
 
 def _place(edges: tuple[int, ...], value: float) -> int:

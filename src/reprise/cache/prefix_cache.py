@@ -188,13 +188,22 @@ class PrefixCache:
             lease.number = self._arrive(match)
         return lease
 
-    def note_answer(self, lease: Lease, num_tokens: float) -> None:
-        """Tell the policy the length of the answer to this lease's request.
+    def note_answer(self, lease: Lease, num_tokens: float, *, calls_tool: bool | None = None) -> None:
+        """Tell the policy the length of the answer to this lease's request, and whether it ends with a tool call.
 
-        In units of the prompt's tokens: a fraction if each of those represents many.
+        The length is in units of the prompt's tokens: a fraction if each of those represents many.
         """
         if lease.number is not None:
-            self.order.policy.answered(lease.number, num_tokens)
+            self.order.policy.answered(lease.number, num_tokens, calls_tool=calls_tool)
+
+    def expect(self, match: Match, *, number: int, calls_tool: bool | None = None) -> None:
+        """Tell the policy that the next turn of request `number` will begin with the matched prompt.
+
+        `calls_tool`: whether the answer to that request ends with a tool call.
+        """
+        self.order.policy.expect(
+            match.tokens, known=match.length, number=number, namespace=match.namespace, calls_tool=calls_tool
+        )
 
     def note_lineage(self, job_id: str, lease: Lease, lineage: Lineage, *, trunk_at: int, namespace: str) -> None:
         """Record what this lease's request tells of other chats; `trunk_at`: its system prompt and tools end there.

@@ -138,6 +138,11 @@ class ConversationHistory:
             self._tail_at[number % MEMORY] = middle
             self._tail_keys[number % MEMORY] = self._hashes(tokens[:middle], namespace)[-1]
 
+    def expect(self, tokens: Tokens, *, known: int, number: int, namespace: str) -> None:
+        """Record that the next turn of prompt `number` will begin with `tokens`; earlier prompts had ``[0, known)``."""
+        if known < len(tokens) and self._is_remembered(number):
+            self._mark(self._hashes(tokens, namespace), known, number)
+
     def number_of(self, tokens: Tokens, *, namespace: str) -> int | None:
         """The number of the newest remembered prompt that these tokens continue, or None."""
         found = self._deepest(self._hashes(tokens, namespace))

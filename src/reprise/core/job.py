@@ -155,6 +155,10 @@ class Job:
     chat: str | None = None
     """The client's name for the conversation (`prompt_cache_key`, or session and agent), if any."""
     lineage: Lineage = NO_LINEAGE
+    follows: str | None = None
+    """Of SETTLE: the id of the request whose next turn this is."""
+    calls_tool: bool | None = None
+    """Of SETTLE: whether the answer to that request ends with a tool call."""
     pin_for_s: float | None = None
     """How long EXPLICIT boundaries stay pinned, from when each is stored; infinity: until they are unpinned."""
     prompt_logprobs: int | None = None

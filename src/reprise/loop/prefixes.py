@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Iterable
 
 from reprise.cache.lookup import Match
@@ -78,6 +78,8 @@ class RequestPrefixes:
         self._cache = sequences.cache
         self._clock = clock
         self._settled = SettledSpans()
+        self._numbers = OrderedDict[str, int]()
+        """The policy's numbers of the latest requests, by id."""
         footprint = self._runner.footprint
         self._interval = interval_tokens(checkpoint_nbytes=footprint.checkpoint, kv_nbytes_per_token=footprint.full)
 
@@ -186,6 +188,7 @@ class RequestPrefixes:
         plan = self._plan(request, match, resume_at, has_row=row is not None)
         lease = self._cache.lease(match, resume_at, is_request=not request.is_settle)
         self._note_lineage(request, lease)
+        self._number(request, match, lease)
         try:
             reserve = len(request.prompt) + initial_decode_slots(request.job)
             live = self._sequences.start(match, resume_at, reserve=reserve)
@@ -202,6 +205,17 @@ class RequestPrefixes:
         boundaries = request.job.prompt.boundaries
         trunk_at = max((b.position for b in boundaries if b.kind is BoundaryKind.SYSTEM), default=0)
         self._cache.note_lineage(request.id, lease, request.job.lineage, trunk_at=trunk_at, namespace=request.namespace)
+
+    def _number(self, request: RunningRequest, match: Match, lease: Lease) -> None:
+        """Note the policy's number of the request; what is settled has that of the request that it follows."""
+        if lease.number is not None:
+            self._numbers[request.job.id] = lease.number
+            while len(self._numbers) > _MOST_SETTLED:
+                self._numbers.popitem(last=False)
+        follows = request.job.follows
+        number = None if follows is None else self._numbers.get(follows)
+        if number is not None:
+            self._cache.expect(match, number=number, calls_tool=request.job.calls_tool)
 
     def restore(self, request: RunningRequest, allowance: StepAllowance) -> bool:
         """Restore a request's state, within the step's allowance. Returns whether it is complete."""
@@ -306,6 +320,7 @@ class RequestPrefixes:
             is_auxiliary=request.is_auxiliary,
             overrides_admission=request.overrides_admission,
             stable_at=request.job.prompt.stable_at,
+            number=self._numbers.get(request.job.follows or request.job.id),
         )
         self.keep_pins(request)
         request.num_stored += committed.num_tokens

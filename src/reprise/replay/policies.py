@@ -20,7 +20,12 @@ class _Unlearned:
     def number_of(self, tokens: Tokens, *, namespace: str) -> int | None:
         return None
 
-    def answered(self, number: int, num_tokens: float) -> None:
+    def answered(self, number: int, num_tokens: float, *, calls_tool: bool | None = None) -> None:
+        pass
+
+    def expect(
+        self, tokens: Tokens, *, known: int, number: int, namespace: str, calls_tool: bool | None = None
+    ) -> None:
         pass
 
     def leave_tail(self, tokens: Tokens, stable_at: int, *, number: int | None, namespace: str) -> None:

@@ -77,7 +77,7 @@ class Replay:
             self._commit(tokens, BoundaryKind.PROMPT_END, request, number=lease.number)
         answer_length = request.answer_length
         if answer_length is not None:
-            cache.note_answer(lease, answer_length)
+            cache.note_answer(lease, answer_length, calls_tool=request.calls_tool)
         if request.answer is not None and len(request.answer) > 0:
             whole = join_tokens(tokens, request.answer)
             self._commit(whole, BoundaryKind.GENERATION_END, request, number=lease.number)
@@ -89,14 +89,16 @@ class Replay:
         self.tally.prompt += request.num_tokens
         self.tally.reused += reused
         if self._settles and request.next_known is not None:
-            self._settle(request, request.next_known)
+            self._settle(request, request.next_known, number=lease.number)
         return reused
 
-    def _settle(self, request: Request, tokens: Tokens) -> None:
+    def _settle(self, request: Request, tokens: Tokens, *, number: int | None) -> None:
         match = self.cache.match(tokens)
+        if number is not None:
+            self.cache.expect(match, number=number)
         resume_at = self.cache.resume_at(match, limit=len(tokens))
         lease = self.cache.lease(match, resume_at, is_request=False)
-        self._commit(tokens, BoundaryKind.STABLE, request)
+        self._commit(tokens, BoundaryKind.STABLE, request, number=number)
         self.cache.release(lease)
         self.tally.settled += (len(tokens) - resume_at) * request.unit
 

@@ -471,6 +471,7 @@ class ChatService:
             namespace=self.cache_namespace(request.namespace),
             owner=request.namespace,
             chat=request.chat_name,
+            calls_tool=branch == "tool",
             as_of=as_of,
         )
 

@@ -64,13 +64,24 @@ class Settling:
         namespace: str = "",
         owner: str = "",
         chat: str | None = None,
+        calls_tool: bool | None = None,
         as_of: int | None = None,
     ) -> None:
         """Queue a settle of `prompt`, which follows the answer to this request.
 
-        `as_of`: `num_forgotten` of the namespace when the answer ended. If it has changed, nothing is queued.
+        `calls_tool`: whether that answer ends with a tool call. `as_of`: `num_forgotten` of the namespace when the
+        answer ended. If it has changed, nothing is queued.
         """
-        job = Job(id=request_id, prompt=prompt, purpose=Purpose.SETTLE, namespace=namespace, owner=owner, chat=chat)
+        job = Job(
+            id=request_id,
+            prompt=prompt,
+            purpose=Purpose.SETTLE,
+            namespace=namespace,
+            owner=owner,
+            chat=chat,
+            follows=request_id,
+            calls_tool=calls_tool,
+        )
         with self._lock:
             if as_of not in (None, self.num_forgotten(namespace)):
                 return
