@@ -388,7 +388,7 @@ def disk_line(settings: Settings, disk: OnDisk | None) -> str | None:
     """What is kept on disk, and how to turn that off; None: nothing is."""
     if disk is None or settings.disk_directory is None:
         return None
-    daily = "" if disk.daily_nbytes is None else f", of which {nbytes_text(disk.daily_nbytes)} may be written in a day"
+    daily = "" if disk.daily_nbytes is None else f", and {nbytes_text(disk.daily_nbytes)} written in a day"
     most = nbytes_text(disk.budget_nbytes)
     return f"prefixes also in {settings.disk_directory}, at most {most}{daily}; in memory alone: --disk-cache off"
 
