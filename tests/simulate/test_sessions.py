@@ -104,3 +104,27 @@ def test_the_commands_read_them(tmp_path: Path) -> None:
     calls = calls_of_sessions(path, num_live=2)
     assert [call.line["input_length"] for call in calls][:2] == [260, 320]
     assert not holds_sessions(written(tmp_path / "t.jsonl", {"input_length": 64, "hash_ids": [1]}))
+
+
+def test_what_shrinking_prompts_cost_is_counted_by_reason_beside_the_least(tmp_path: Path) -> None:
+    prompts = (
+        [[1, 40]],
+        [[1, 60]],
+        [[1, 55], [70, 77]],
+        [[1, 20], [80, 104]],
+        [[1, 5], [110, 112]],
+        [[1, 4], [120, 139]],
+    )
+    lengths = (40, 60, 63, 45, 8, 24)
+    sized = enumerate(zip(prompts, lengths, strict=True))
+    records = [record(10 * at, [*ids], 64 * n, out=1) for at, (ids, n) in sized]
+    path = written(tmp_path / "s.jsonl", session("a", *records, tools=0, system=0))
+    changes = [timed.request.change for timed in read_sessions(path)]
+    assert changes == ["first", "grown", "end edited", "context cleared", "compacted", "earlier edited"]
+    options = ["--tokens", "1k", "--policy", "cost,infinite"]
+    said = CliRunner().invoke(app, ["simulate", str(path), *options, "--json"])
+    cost = next(result for result in json.loads(said.stdout) if result["policy"] == "cost")
+    least = {tally["change"]: (tally["requests"], tally["least"]) for tally in cost["changes"]}
+    assert least["grown"] == (1, 20 * 64) and least["compacted"] == (1, 3 * 64), "blocks that nothing had before"
+    assert all(tally["computed"] >= tally["least"] for tally in cost["changes"])
+    assert "compacted" in CliRunner().invoke(app, ["simulate", str(path), *options]).stdout

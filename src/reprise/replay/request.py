@@ -1,9 +1,27 @@
 """A request of a trace: what a replay sends to a store."""
 
 from dataclasses import dataclass
+from enum import StrEnum
 
 from reprise.core.prompt import Prompt
 from reprise.core.tokens import Tokens
+
+
+class Change(StrEnum):
+    """What a prompt is to the one before it of the same agent."""
+
+    FIRST = "first"
+    """There is none."""
+    GROWN = "grown"
+    """It repeats all of it."""
+    END_EDITED = "end edited"
+    """It parts from it in what was new there."""
+    EARLIER_EDITED = "earlier edited"
+    """It parts from it before that, and is no shorter."""
+    CLEARED = "context cleared"
+    """It parts from it before that, and is shorter: something in between was taken out."""
+    COMPACTED = "compacted"
+    """It is shorter, and not half of what it replaces is left: a summary."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -15,7 +33,7 @@ class Request:
     tokens of `prompt` another prompt can have in common; a block that is cut by the prompt's end is like no other.
     `block`: the real tokens by which an estimate with the future known counts. `next_known`: the next prompt's
     beginning, as far as the server knows it once it has answered. `calls_tool`: whether the answer ends with a call of
-    a tool, None where the trace does not tell.
+    a tool, `change`: what the prompt is to the one before it; None where the trace does not tell.
     """
 
     prompt: Prompt
@@ -28,6 +46,7 @@ class Request:
     next_known: Tokens | None = None
     is_auxiliary: bool = False
     calls_tool: bool | None = None
+    change: Change | None = None
 
     def __post_init__(self) -> None:
         assert 0 < self.shareable <= len(self.prompt) <= self.num_tokens, (self.shareable, self.num_tokens)

@@ -81,7 +81,7 @@ def simulate(
 
     from reprise.lab.progress import ProgressLine  # noqa: PLC0415
     from reprise.lab.simulate.cluster import compare_clusters  # noqa: PLC0415
-    from reprise.lab.simulate.report import check_plot, cluster_table, computed_lines, draw, table_of  # noqa: PLC0415
+    from reprise.lab.simulate.report import changes_table, check_plot, cluster_table, computed_lines, draw, table_of  # noqa: PLC0415
     from reprise.lab.simulate.run import run_simulation  # noqa: PLC0415
     from reprise.lab.simulate.sessions import holds_sessions, read_sessions  # noqa: PLC0415
     from reprise.lab.simulate.traces import read_trace  # noqa: PLC0415
@@ -141,6 +141,9 @@ def simulate(
                 Console().print(table_of(results, bytes_per_token=token_nbytes))
                 for line in computed_lines(results):
                     Console().print(line, highlight=False)
+                for result in results:
+                    if result.changes and result.policy == "cost":
+                        Console().print(changes_table(result))
             if plot is not None:
                 draw(results, plot)
 

@@ -41,6 +41,19 @@ def table_of(results: Sequence[Result], *, bytes_per_token: int) -> Table:
     return table
 
 
+def changes_table(result: Result) -> Table:
+    """What was computed of prompts by what they are to those before them, beside the least that can be."""
+    budget = "no bound" if result.budget is None else nbytes_text(result.budget)
+    table = Table(title=f"{result.policy}, {budget}: computed by reason", box=box.SIMPLE_HEAD, pad_edge=False)
+    for heading in ("prompt", "requests", "tokens", "computed", "at best"):
+        table.add_column(heading, justify="left" if heading == "prompt" else "right", no_wrap=True)
+    for tally in result.changes:
+        least = "" if tally.least is None else count_text(tally.least)
+        row = (count_text(tally.prompt), count_text(tally.computed), least)
+        table.add_row(tally.change, str(tally.requests), *row)
+    return table
+
+
 def cluster_table(results: Sequence[ClusterResult], *, bytes_per_token: int) -> Table:
     """One row for each way to run the replicas, behind one server with as much memory as all of them."""
     title = f"{results[0].trace}: {results[0].requests:,} requests, {results[0].prompt:,} prompt tokens"

@@ -8,13 +8,27 @@ from reprise.core.errors import BadRequest
 from reprise.lab.simulate.offline import FutureKnown
 from reprise.replay.payloads import Sizes
 from reprise.replay.policies import POLICIES
-from reprise.replay.request import Request
+from reprise.replay.request import Change, Request
 from reprise.replay.store import Replay
 
 UNBOUNDED = "infinite"
 BELADY = "belady"
 KNOWN = (*POLICIES, UNBOUNDED, BELADY)
 """What can be compared: the policies, a store without a bound, and Belady's rule with the future known."""
+
+
+@dataclass(slots=True, kw_only=True)
+class ChangeTally:
+    """The requests whose prompts changed in one way. `least`: the tokens that a store without a bound computes of them.
+
+    `least` is None if that was not replayed.
+    """
+
+    change: str
+    requests: int = 0
+    prompt: int = 0
+    computed: int = 0
+    least: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +41,8 @@ class Result:
     requests: int
     prompt: int
     reused: int
+    changes: tuple[ChangeTally, ...] = ()
+    """By what prompts are to those before them, where the trace tells."""
 
     @property
     def computed(self) -> int:
@@ -71,6 +87,7 @@ def run_simulation(
         (policy, budget, Replay(policy=policy, budget=budget, sizes=sizes, unit=first.unit, settles=settles))
         for policy, budget in (*bounded, *unbounded)
     ]
+    changes: list[dict[str, ChangeTally]] = [{} for _ in replays]
     future = FutureKnown(block=first.block) if BELADY in policies else None
     num = prompt = 0
     for request in chain((first,), stream):
@@ -79,8 +96,11 @@ def run_simulation(
                 f"{name}, request {num + 1}: a trace with both block hashes and token prompts needs "
                 "--granularity token."
             )
-        for _, _, replay in replays:
-            replay.take(request)
+        reused = [replay.take(request) for _, _, replay in replays]
+        if request.change is not None:
+            least = request.num_tokens - reused[-1] if unbounded else None
+            for tallies, each in zip(changes, reused, strict=True):
+                _count(tallies, request, request.num_tokens - each, least)
         if future is not None:
             future.add(request)
             if settles:
@@ -89,16 +109,28 @@ def run_simulation(
         prompt += request.num_tokens
         on_progress(num)
 
-    def result(policy: str, budget: int | None, reused: int) -> Result:
-        return Result(trace=name, policy=policy, budget=budget, requests=num, prompt=prompt, reused=reused)
+    def result(policy: str, budget: int | None, reused: int, tallies: dict[str, ChangeTally]) -> Result:
+        counted = tuple(tallies[change] for change in Change if change in tallies)
+        return Result(
+            trace=name, policy=policy, budget=budget, requests=num, prompt=prompt, reused=reused, changes=counted
+        )
 
     results = [
-        result(policy if budget is not None else UNBOUNDED, budget, replay.tally.reused)
-        for policy, budget, replay in replays
+        result(policy if budget is not None else UNBOUNDED, budget, replay.tally.reused, tallies)
+        for (policy, budget, replay), tallies in zip(replays, changes, strict=True)
     ]
     if future is not None:
         for budget in budgets:
             on_stage(f"upper bound (future known) at {budget // sizes.full:,} tokens")
-            results.append(result(BELADY, budget, future.reused_within(budget // sizes.full)))
+            results.append(result(BELADY, budget, future.reused_within(budget // sizes.full), {}))
     order = list(policies)
     return tuple(sorted(results, key=lambda r: (r.budget is None, r.budget or 0, order.index(r.policy))))
+
+
+def _count(tallies: dict[str, ChangeTally], request: Request, computed: int, least: int | None) -> None:
+    assert request.change is not None
+    tally = tallies.setdefault(request.change, ChangeTally(change=request.change))
+    tally.requests += 1
+    tally.prompt += request.num_tokens
+    tally.computed += computed
+    tally.least = None if least is None else least + (tally.least or 0)

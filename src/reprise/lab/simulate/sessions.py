@@ -25,7 +25,7 @@ import numpy.typing as npt
 from reprise.core.errors import BadRequest
 from reprise.core.prompt import Boundary, BoundaryKind, Prompt
 from reprise.core.tokens import Tokens, as_tokens, common_prefix
-from reprise.replay.request import Request
+from reprise.replay.request import Change, Request
 
 LONGEST_PAUSE_S = 20 * 60
 """A longer pause is cut to this: it stands for a person who left."""
@@ -166,6 +166,7 @@ class _SessionInPlay:
                 record,
                 tokens[at],
                 before=before,
+                new_before=common_prefix(tokens[at - 2], tokens[at - 1]) if at > 1 else 0,
                 after=after,
                 system_at=len(shared) if begins_alike >= len(shared) else 0,
                 block=block,
@@ -181,6 +182,7 @@ def _request(
     tokens: Tokens,
     *,
     before: Tokens | None,
+    new_before: int,
     after: Tokens | None,
     system_at: int,
     block: int,
@@ -214,7 +216,21 @@ def _request(
         answer=answer,
         num_answered=num_answered,
         calls_tool=None if stop is None else stop == "tool_use",
+        change=_change(tokens, before, new_before),
     )
+
+
+def _change(tokens: Tokens, before: Tokens | None, new_before: int) -> Change:
+    """`new_before`: where the new part of the prompt before it began."""
+    if before is None:
+        return Change.FIRST
+    shared = common_prefix(before, tokens)
+    if shared == len(before):
+        return Change.GROWN
+    if len(tokens) < len(before):
+        is_summary = 2 * (len(tokens) - shared) < len(before) - shared
+        return Change.COMPACTED if is_summary else Change.CLEARED
+    return Change.END_EDITED if shared >= new_before else Change.EARLIER_EDITED
 
 
 def _expanded(numbers: Sequence[int | Sequence[int]]) -> npt.NDArray[np.int64]:
