@@ -460,7 +460,7 @@ WORTH = (
     _mutant(
         "ExpectedSaving.answered",
         "nothing is learned from answers",
-        "self._turns.specify(number, _place(_ANSWERED, num_tokens * self._unit_tokens))",
+        "self._turns.specify(number, place if calls_tool is None else _place_of_call(calls_tool))",
         "pass",
         _POLICY,
     ),

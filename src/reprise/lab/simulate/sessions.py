@@ -120,10 +120,10 @@ def _requests_of(session: Mapping[str, Any]) -> list[TimedRequest]:
     block = int(session.get("block_size", 64))
     records: Sequence[Mapping[str, Any]] = session["requests"]
     own = [record for record in records if record.get("type") != "subagent"]
-    streams = [_SessionInPlay(records=own, about=session, start_s=0.0)]
+    streams = [_AgentLine(records=own, about=session, start_s=0.0)]
     for record in records:
         if record.get("type") == "subagent":
-            streams.append(_SessionInPlay(records=record["requests"], about=record, start_s=float(record["t"])))
+            streams.append(_AgentLine(records=record["requests"], about=record, start_s=float(record["t"])))
     name = str(session.get("id", ""))
     timed = [one for stream in streams for one in stream.requests(name, block)]
     timed.sort(key=lambda one: one.at_s)
@@ -137,7 +137,7 @@ def _requests_of(session: Mapping[str, Any]) -> list[TimedRequest]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _SessionInPlay:
+class _AgentLine:
     """The requests of one agent. `about`: the record with the sizes of its tools and system prompt."""
 
     records: Sequence[Mapping[str, Any]]
