@@ -4,7 +4,6 @@ from tools.mutants.mutant import Mutant
 
 _CONNECTIONS = ("tests/api/test_hostile_connections.py",)
 _LARGE_BODIES = ("tests/api/test_large_bodies.py",)
-_OFF_LOOP = ("tests/api/test_off_loop.py",)
 _BACKGROUND = ("tests/api/test_background.py",)
 _STOPPING = ("tests/api/test_stopping.py",)
 _STRICT_JSON = ("tests/api/test_strict_json.py",)
@@ -44,46 +43,11 @@ API_MUTANTS = (
         tests=("tests/api/test_watching.py", "-k", "watching_an_idle"),
     ),
     _mutant(
-        "Context.services",
-        "the one model answers for any name in the address",
-        "self.service.served.check_name(model)",
-        "pass",
-        tests=("tests/api/test_errors.py", "-k", "in_the_address"),
-    ),
-    _mutant(
         "EngineLoop.may_end",
         "a server that stops waits for weights that are being read",
         "return self._is_ending",
         "return self._is_ending and not self.is_loading",
         _LOADING,
-    ),
-    _mutant(
-        "run_server",
-        "a server that stops while weights are read is aborted",
-        "engines.is_loading",
-        "False",
-        _LOADING,
-    ),
-    _mutant(
-        "Settling.forget",
-        "what is cleared comes back by a settle that was queued",
-        "settle.job.namespace == namespace",
-        "False",
-        _SETTLING,
-    ),
-    _mutant(
-        "Settling.forget",
-        "a clear ends the settles of all namespaces",
-        "settle.job.namespace == namespace",
-        "True",
-        _SETTLING,
-    ),
-    _mutant(
-        "Settling.begin",
-        "what is cleared comes back by a settle that was still being rendered",
-        "as_of not in (None, self.num_forgotten(namespace))",
-        "False",
-        _SETTLING,
     ),
     _mutant(
         "Settling.num_forgotten",
@@ -107,52 +71,16 @@ API_MUTANTS = (
         (*_ALIASES, "-k", "counted_once"),
     ),
     _mutant(
-        "_check_shape",
-        "values are parsed before they are counted",
-        "shape.num_commas > max_commas",
-        "False",
-        _LARGE_BODIES,
-    ),
-    _mutant(
-        "_check_shape",
-        "lists and objects are parsed before they are counted",
-        "shape.num_containers > limits.max_containers",
-        "False",
-        _LARGE_BODIES,
-    ),
-    _mutant(
-        "_read",
-        "a large body is parsed on the event loop",
-        "len(raw) <= _MAX_ON_LOOP_NBYTES",
-        "True",
-        _LARGE_BODIES,
-    ),
-    _mutant(
         "BodyLimits._read",
         "large bodies together fill the memory",
         "self.num_held + len(chunk) > _MAX_TOGETHER * self._max_bytes",
         "False",
         _LARGE_BODIES,
     ),
-    _mutant("OffLoop.run", "what nobody waits for runs on", "given_up.set()", "pass", _OFF_LOOP),
     _mutant(
         "Connection.why_overdue",
         "half a body holds its connection for ever",
         "now_s - self._quiet_since_s > allowed_s",
-        "False",
-        _CONNECTIONS,
-    ),
-    _mutant(
-        "Connection.why_overdue",
-        "an answer that nobody reads is written to its end",
-        "self._unread.waited_s(self.transport.get_write_buffer_size(), now_s) > limits.unread_s",
-        "False",
-        _CONNECTIONS,
-    ),
-    _mutant(
-        "Connection.connection_made",
-        "connections take the last descriptor",
-        "len(self.connections) > self._limits.max_connections",
         "False",
         _CONNECTIONS,
     ),
@@ -164,39 +92,11 @@ API_MUTANTS = (
         _CONNECTIONS,
     ),
     _mutant(
-        "Connection._make_room",
-        "a request that waits to be read is taken for an idle connection",
-        "not each.has_sent",
-        "True",
-        _CONNECTIONS,
-    ),
-    _mutant(
         "Connection._refuse",
         "who is refused is cut off while it sends",
         "self.transport.write_eof()",
         "self.transport.close()",
         _CONNECTIONS,
-    ),
-    _mutant(
-        "OncePerSecond.filter",
-        "a log says the same thing as often as it is told",
-        "last_s is not None and now_s - last_s < 1.0",
-        "False",
-        _CONNECTIONS,
-    ),
-    _mutant(
-        "Ending._handle",
-        "clients that never finish keep the server",
-        "self._end_within(self._grace_s, status=1)",
-        "pass",
-        _STOPPING,
-    ),
-    _mutant(
-        "sampled_with",
-        "what the grammar forbids is among the likeliest tokens",
-        "math.isfinite(value)",
-        "True",
-        (*_EXTREMES, *_STRICT_JSON),
     ),
     _mutant(
         "check_sampling",
@@ -220,49 +120,11 @@ API_MUTANTS = (
         _MACHINE,
     ),
     _mutant(
-        "_is_pressed", "what macOS says of pressure is not read", "_macos_level() >= _MACOS_WARNING", "False", _MACHINE
-    ),
-    _mutant(
-        "BackgroundAnswers.find",
-        "a background answer is found by another key",
-        "answer is None or answer.namespace != namespace",
-        "answer is None",
-        _BACKGROUND,
-    ),
-    _mutant(
         "BackgroundAnswer._events_after",
         "who reads on hears the last event twice",
         "at = after + 1",
         "at = max(0, after)",
         _BACKGROUND,
-    ),
-    _mutant(
-        "BackgroundAnswers._make_room",
-        "background answers hold as much as they like",
-        "self._nbytes > self._max_nbytes",
-        "False",
-        _BACKGROUND,
-    ),
-    _mutant(
-        "BackgroundAnswers.rearm",
-        "a background answer that nobody reads runs on and on",
-        "answer.num_readers == 0 and self._by_id.get(answer.id) is answer",
-        "False",
-        _BACKGROUND,
-    ),
-    _mutant(
-        "refuse_unstreamed",
-        "an answer that nobody could find again goes on",
-        "goes_on",
-        "False",
-        _BACKGROUND,
-    ),
-    _mutant(
-        "health_of",
-        "an engine that hangs is healthy",
-        "status.stalled_s >= stall_after_s",
-        "False",
-        ("tests/api/test_health.py",),
     ),
     _mutant(
         "BodyRoute.get_route_handler",

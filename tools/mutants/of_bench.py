@@ -14,8 +14,6 @@ def _mutant(function: str, name: str, old: str, new: str, tests: tuple[str, ...]
 
 
 BENCH_MUTANTS = (
-    _mutant("Recorder._drop", "lines are dropped in silence", "self.num_dropped += 1", "pass", _RECORDING),
-    _mutant("api.recording._open", "others read what is recorded", "os.fchmod(file, 0o600)", "pass", _RECORDING),
     _mutant(
         "RecordedCalls.__call__",
         "a body is not kept",

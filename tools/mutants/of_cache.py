@@ -36,18 +36,6 @@ TREE = (
     ),
     _mutant(
         "RadixTree._split",
-        "a split leaves the checkpoint at its position below",
-        "[p for p in node.checkpoints if p <= position]",
-        "[p for p in node.checkpoints if p < position]",
-    ),
-    _mutant(
-        "RadixTree._split",
-        "a split leaves the lease at its position below",
-        "[lease for lease in node.leases if lease.position <= position]",
-        "[lease for lease in node.leases if lease.position < position]",
-    ),
-    _mutant(
-        "RadixTree._split",
         "a lost lease: the upper part of a split edge does not count them",
         "upper.num_leases, upper.last_use, upper.num_uses = node.num_leases, node.last_use, node.num_uses",
         "upper.num_leases, upper.last_use, upper.num_uses = len(node.leases), node.last_use, node.num_uses",
@@ -98,12 +86,6 @@ LOOKUP = (
         "node.checkpoints.get(max(node.checkpoints, default=0))",
     ),
     _mutant(
-        "resume_position",
-        "one kind of layer decides for all",
-        "lowest = min(best_position(kind, runs[kind], position) for kind in layout.kinds)",
-        "lowest = max(best_position(kind, runs[kind], position) for kind in layout.kinds)",
-    ),
-    _mutant(
         "_runs_of",
         "entries behind the divergence count as stored",
         "piece.span.clip(0, walked.length)",
@@ -150,51 +132,15 @@ STORE = (
     ),
     _mutant(
         "PrefixCache._may_evict",
-        "a lease protects one position too few",
-        "all(lease.position < checkpoint.position for lease in node.leases)",
-        "all(lease.position <= checkpoint.position for lease in node.leases)",
-    ),
-    _mutant(
-        "PrefixCache._may_evict",
-        "what is superseded stays for every lease further on",
-        "checkpoint.is_superseded and not self.layout.resumes_anywhere",
-        "False",
-    ),
-    _mutant(
-        "PrefixCache._may_evict",
         "what is superseded goes from under a lease",
         "return all(lease.position != checkpoint.position for lease in node.leases)",
         "return True",
-    ),
-    _mutant(
-        "RadixTree.leased_nbytes",
-        "superseded snapshots on the way to a lease are thought to stay",
-        "checkpoint.snapshot is not None and checkpoint.position <= stop and is_needed",
-        "checkpoint.snapshot is not None and checkpoint.position <= stop",
-    ),
-    _mutant(
-        "PrefixCache._may_evict",
-        "leases further down do not count",
-        "below == 0 and all(lease.position < checkpoint.position for lease in node.leases)",
-        "all(lease.position < checkpoint.position for lease in node.leases)",
     ),
     _mutant(
         "RadixTree.unprotect",
         "a released lease stays counted above",
         "above.num_leases -= 1",
         "above.num_leases -= above is lease.node",
-    ),
-    _mutant(
-        "PrefixCache.release",
-        "what only a lease held stays when it is released",
-        "self._trim_path(lease.node, lease.position)",
-        "",
-    ),
-    _mutant(
-        "PrefixCache._may_evict",
-        "a pin holds nothing",
-        "self.pins.holds(checkpoint)",
-        "False",
     ),
     _mutant(
         "PrefixCache._extend",
@@ -209,33 +155,9 @@ STORE = (
         "nbytes < 10 ** 9",
     ),
     _mutant(
-        "PrefixCache._admit",
-        "everything is evicted for what cannot fit anyway",
-        "nbytes > most",
-        "False",
-    ),
-    _mutant(
-        "RadixTree.drop_checkpoint",
-        "bytes not returned: an evicted snapshot stays charged",
-        "self._memory.charge(Account.SNAPSHOTS, -checkpoint.snapshot.nbytes)",
-        "",
-    ),
-    _mutant(
         "RadixTree.drop_checkpoint",
         "an evicted snapshot stays alive",
         "checkpoint.snapshot = None",
-        "",
-    ),
-    _mutant(
-        "RadixTree.remove",
-        "bytes not returned: a removed edge stays charged",
-        "self._set_segments(leaf, {})",
-        "",
-    ),
-    _mutant(
-        "RadixTree.shorten",
-        "a shortened edge keeps its tokens counted",
-        "self._count(leaf, num_tokens=stop - leaf.stop)",
         "",
     ),
     _mutant(
@@ -264,12 +186,6 @@ STORE = (
         "above.stop",
         "above.start",
     ),
-    _mutant(
-        "PrefixCache.commit",
-        "a snapshot is taken again at a position that has one",
-        "self.layout.has_snapshots and checkpoint_at(walk, position) is None",
-        "self.layout.has_snapshots",
-    ),
 )
 
 UPKEEP = (
@@ -286,12 +202,6 @@ UPKEEP = (
         "positions = [*below.checkpoints]",
     ),
     _mutant(
-        "_needed",
-        "the entries that a window keeps are trimmed",
-        "spans.append(Span(node.start, min(kind.keep, node.stop)))",
-        "pass",
-    ),
-    _mutant(
         "end_of_use",
         "a leaf is cut below a lease",
         "return max([*node.checkpoints, *leased], default=node.start)",
@@ -305,21 +215,9 @@ UPKEEP = (
     ),
     _mutant(
         "RadixTree._merge_chain",
-        "a merged edge loses a lease",
-        "top.leases.append(lease)",
-        "",
-    ),
-    _mutant(
-        "RadixTree._merge_chain",
         "checkpoints of a merged edge stay behind",
         "checkpoint.node = top",
         "pass",
-    ),
-    _mutant(
-        "_adjoin",
-        "segments are joined over a hole",
-        "after.span.start == before.span.stop and after.sequence is before.sequence",
-        "after.sequence is before.sequence",
     ),
     _mutant(
         "RadixTree.compact_path",
@@ -359,12 +257,6 @@ UPKEEP = (
     ),
     _mutant(
         "EvictionOrder.pop",
-        "a checkpoint may be evicted twice",
-        "self._placed.get(checkpoint) != place",
-        "False",
-    ),
-    _mutant(
-        "EvictionOrder.pop",
         "leased checkpoints fall out of the order",
         "for score, checkpoint in put_back:\n    self._push(score, checkpoint)",
         "for score, checkpoint in put_back[1:]:\n    self._push(score, checkpoint)",
@@ -398,20 +290,6 @@ BOOKS = (
         "len(self.order) >= 0",
         _CHECK,
     ),
-    _mutant(
-        "_check_node",
-        "coverage of full attention is not checked",
-        "isinstance(kind, Full)",
-        "False",
-        _CHECK,
-    ),
-    _mutant(
-        "_check_node",
-        "checkpoints are not checked",
-        "_check_resumable(node, position, layout)",
-        "",
-        _CHECK,
-    ),
 )
 
 WORTH = (
@@ -420,13 +298,6 @@ WORTH = (
         "an older stable position is worth as much as the newest",
         "return _TIPS | {BoundaryKind.STABLE}",
         "return _TIPS",
-        _POLICY,
-    ),
-    _mutant(
-        "superseded_beside",
-        "what a prompt left beside its chat's path is not superseded",
-        "beside is not below and beside.last_visit == visit",
-        "False",
         _POLICY,
     ),
     _mutant(
@@ -448,20 +319,6 @@ WORTH = (
         "a snapshot weighs nothing",
         "checkpoint.snapshot.nbytes if checkpoint.snapshot is not None else 0",
         "0",
-        _POLICY,
-    ),
-    _mutant(
-        "ExpectedSaving.score",
-        "what next turns never have is worth as much as what they have",
-        "rate *= self._tails_met / (self._tails_met + self._tails_missed)",
-        "pass",
-        _POLICY,
-    ),
-    _mutant(
-        "ExpectedSaving.answered",
-        "nothing is learned from answers",
-        "self._turns.specify(number, place if calls_tool is None else _place_of_call(calls_tool))",
-        "pass",
         _POLICY,
     ),
     _mutant(
@@ -515,19 +372,6 @@ WORTH = (
         "pass",
         _LEARNING,
     ),
-    _mutant(
-        "ConversationHistory._has_tail",
-        "a next turn always has what was left behind the stable boundary",
-        "return at <= len(hashes) and bool(hashes[at - 1] == self._tail_keys[number % MEMORY])",
-        "return True",
-        _LEARNING,
-    ),
-    _mutant(
-        "RadixTree.leased_nbytes",
-        "what a lease protects counts as free",
-        "nbytes += sum(segment.nbytes for segment in segments if segment.span.stop <= stop)",
-        "pass",
-    ),
 )
 
 PINS = (
@@ -545,32 +389,9 @@ PINS = (
         "frozenset()",
         _PINS,
     ),
-    _mutant(
-        "Pins.disown",
-        "anybody may unpin",
-        "not self.is_owned_by(checkpoint, owner)",
-        "False",
-        _PINS,
-    ),
-    _mutant(
-        "Pins.unpin_first",
-        "the pin that would end last gives way first",
-        "min(reversed(list(self)), key=self.until, default=None)",
-        "max(reversed(list(self)), key=self.until, default=None)",
-        _PINS,
-    ),
 )
 
 ROWS = (
-    _mutant(
-        "PrefixCache.row_at",
-        "a prompt that goes on samples from the logits of its beginning",
-        "match.length < len(match.tokens)",
-        "False",
-        _ROWS,
-    ),
-    _mutant("PrefixCache._drop", "a row outlives its position", "self.rows.discard(checkpoint)", "", _ROWS),
-    _mutant("LogitsRows.keep", "a row is not counted", "self._memory.charge(Account.LOGITS, row.nbytes)", "", _ROWS),
     _mutant("PrefixCache._evict_least", "rows do not go first", "if self._evict_row():\n    return True", "", _ROWS),
     _mutant(
         "PrefixCache._extend",

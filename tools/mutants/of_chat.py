@@ -23,13 +23,6 @@ CHAT_MUTANTS = (
         _LEARNT,
     ),
     _mutant(
-        "_whole",
-        "a format whose calls the model could not end is taken",
-        "any(end in text for end in ends if end for text in found.texts())",
-        "False",
-        _LEARNT,
-    ),
-    _mutant(
         "_until_turn_end",
         "what opens the result is taken for the end of the call",
         "(*ends, marker, probes.opens_result)",
@@ -37,31 +30,10 @@ CHAT_MUTANTS = (
         _LEARNT,
     ),
     _mutant(
-        "stated_format",
-        "a marker that stands there without tools is taken for that of calls",
-        "_CALL_TOKEN.search(text) and text in shown and text not in plain",
-        "_CALL_TOKEN.search(text) and text in shown",
-        _LEARNT,
-    ),
-    _mutant(
         "_call_start",
         "a word of the instructions is never what calls begin with",
         "start[:1].isalpha()",
         "False",
-        _LEARNT,
-    ),
-    _mutant(
-        "Reader._is_begun_call",
-        "letters at the end of a cut answer vanish where calls begin with a word",
-        "self._is_line_begun or (len(text) > 1 and not text[0].isalpha())",
-        "self._is_line_begun or len(text) > 1",
-        _LEARNT,
-    ),
-    _mutant(
-        "_tool_edges",
-        "an answer is held back behind a word that calls begin with",
-        "end or is_plain",
-        "end",
         _LEARNT,
     ),
     _mutant(
@@ -77,41 +49,6 @@ CHAT_MUTANTS = (
         "last_of_two if last_of_two.startswith(last.rstrip()) else last",
         "last",
         _LEARNT,
-    ),
-    _mutant(
-        "CallReader._call",
-        "a call of nobody is a call where words are addressed like calls",
-        "(form.is_bare or form.words_name) and name not in self._schemas",
-        "form.is_bare and name not in self._schemas",
-        _LEARNT,
-    ),
-    _mutant(
-        "markup_of",
-        "an answer that is continued begins like a new one",
-        "form is not None and is_addressed and not (is_content_open or is_thinking_open)",
-        "form is not None and is_addressed",
-        _LEARNT,
-    ),
-    _mutant(
-        "_lead",
-        "an output is not addressed to the user",
-        "form is not None and form.words_name",
-        "False",
-        ("tests/library/test_forced_calls.py",),
-    ),
-    _mutant(
-        "ChatTemplate._reads",
-        "a template that writes out a list of parts is taken to know parts of reasoning",
-        "text is not None and _PROBE in text and not _WRITTEN_PART.search(text)",
-        "text is not None and _PROBE in text",
-        ("tests/chat/test_template_behavior.py",),
-    ),
-    _mutant(
-        "_ThinkingProbes.marks",
-        "what stands before any answer begins its reasoning",
-        "start != '' and not _stands_in(start, end, plain[plain.rfind(_ASKED):])",
-        "start != ''",
-        _LEARNT_THINKING,
     ),
     _mutant(
         "_ThinkingProbes._end",
@@ -140,13 +77,6 @@ CHAT_MUTANTS = (
         "lead[: len(lead) - shared]",
         "lead",
         _LEARNT,
-    ),
-    _mutant(
-        "shortened_ids",
-        "two ids of a chat may become one",
-        "not _is_of(made, length) or made in taken",
-        "not _is_of(made, length)",
-        _IDS,
     ),
     _mutant(
         "shortened_id",
@@ -184,13 +114,6 @@ CHAT_MUTANTS = (
         _MALFORMED,
     ),
     _mutant(
-        "JsonScan.take",
-        "arguments go on beyond what can be JSON",
-        "(self._depth > 0 and not self._has_content and not char.isspace()) or char not in _JSON_CHARS",
-        "self._depth > 0 and not self._has_content and not char.isspace()",
-        _LEARNT,
-    ),
-    _mutant(
         "read_json",
         "a number beyond all becomes what is no JSON",
         "json.loads(text, parse_float=_finite, parse_constant=_refuse)",
@@ -212,13 +135,6 @@ CHAT_MUTANTS = (
         (*_GRAMMARS, "-k", "refused_costs_nothing"),
     ),
     _mutant(
-        "Renderer.render",
-        "arguments that are longer than the context are written before they are refused",
-        "refuse_if_parts_too_long(argument_texts(request.messages), self._text_model, context=self.settings.context)",
-        "pass",
-        ("tests/chat/test_extent.py",),
-    ),
-    _mutant(
         "_Rules._text",
         "text before a special token is no part of what ends a value",
         "self._terminal(f'{text} {before}') if before else text",
@@ -231,13 +147,6 @@ CHAT_MUTANTS = (
         "max(1, service.limits.max_choices // asked[0].num_choices)",
         "len(asked)",
         _OTHER_ROUTES,
-    ),
-    _mutant(
-        "_tells",
-        "a summary of a chat that was never seen is taken for the latest chat's",
-        "sum(len(text) for text in said if text in told) * 2 > sum(map(len, said))",
-        "True",
-        ("tests/chat/test_compaction.py",),
     ),
     _mutant(
         "words_at",

@@ -14,13 +14,6 @@ def _mutant(function: str, name: str, old: str, new: str, tests: tuple[str, ...]
 CORE_MUTANTS = (
     _mutant(
         "collect_all",
-        "models of the frozen heap stay when they are unloaded",
-        "gc.unfreeze()",
-        "",
-        _COLLECTOR,
-    ),
-    _mutant(
-        "collect_all",
         "every unload searches the frozen heap",
         "models and all(model() is None for model in models)",
         "False",
@@ -55,13 +48,6 @@ CORE_MUTANTS = (
         _CORE,
     ),
     _mutant(
-        "Window.needs",
-        "a window one entry short",
-        "low = max(0, position - self.recent + 1)",
-        "low = max(0, position - self.recent + 2)",
-        _CORE,
-    ),
-    _mutant(
         "Window.recent",
         "a window that takes its kept entries for recent ones",
         "return self.size - self.keep",
@@ -84,23 +70,9 @@ CORE_MUTANTS = (
     ),
     _mutant(
         "best_position",
-        "a chunk's own start is no place to resume",
-        "candidates.add(kind.size * (limit // kind.size))",
-        "pass",
-        _CORE,
-    ),
-    _mutant(
-        "best_position",
         "only the limit itself is tried",
         "run.stop < limit",
         "run.stop < 0",
-        _CORE,
-    ),
-    _mutant(
-        "union",
-        "spans that touch stay apart",
-        "merged and span.start <= merged[-1].stop",
-        "merged and span.start < merged[-1].stop",
         _CORE,
     ),
     _mutant(

@@ -20,13 +20,6 @@ DEPLOY_MUTANTS = (
         _ROUTING,
     ),
     _mutant(
-        "ranked",
-        "replicas are as good as the one before them, and that as the one before",
-        "not alike",
-        "True",
-        _ROUTING,
-    ),
-    _mutant(
         "_by_load_and_reuse",
         "what is reused outweighs any load where times are alike",
         "candidate.num_requests <= least + _EVEN",
@@ -41,20 +34,6 @@ DEPLOY_MUTANTS = (
         _ROUTING,
     ),
     _mutant(
-        "ChatMemory.note",
-        "a system prompt that all share is taken for a chat",
-        "chat[1:] or chat",
-        "chat",
-        _ROUTING,
-    ),
-    _mutant(
-        "Forwarding._answer",
-        "an answer that was begun begins again from another replica",
-        "response.has_content",
-        "False",
-        _FRONT,
-    ),
-    _mutant(
         "_Response.send",
         "a comment that keeps a stream alive counts as an answer",
         'is_stream(self._sent) and body.startswith(b":") and not is_last',
@@ -67,13 +46,6 @@ DEPLOY_MUTANTS = (
         "_form(self._start) != _form(self._sent)",
         "False",
         _FRONT,
-    ),
-    _mutant(
-        "ReplicaServer.respond",
-        "a replica that was listed again cuts its answers off",
-        "self._stay()",
-        "pass",
-        _REPLICA,
     ),
     _mutant(
         "ReplicaServer.leave",

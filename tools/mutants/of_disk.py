@@ -7,11 +7,9 @@ _INDEX = ("tests/disk/test_index.py",)
 _BOUND = ("tests/disk/test_bound.py",)
 _CACHE = ("tests/disk/test_cache.py",)
 _FAULTS = ("tests/disk/test_faults.py", "tests/disk/test_disk_machine.py")
-_CLEAR = ("tests/disk/test_clear.py",)
 _PROCESSES = ("tests/disk/test_processes.py",)
 _READ_AHEAD = ("tests/loop/test_read_ahead.py",)
 _SHARING = ("tests/disk/test_sharing.py",)
-_TIMES_OF_USE = ("tests/disk/test_times_of_use.py",)
 _BUCKET = ("tests/disk/test_bucket.py",)
 _MOVED = ("tests/loop/test_sharing.py",)
 _RESTORE_STEPS = ("tests/loop/test_restore_steps.py", "-k", "state-40-False")
@@ -39,13 +37,6 @@ DISK_MUTANTS = (
         _FORMAT,
     ),
     _mutant(
-        "read_header",
-        "a header may be as long as it says",
-        "header_nbytes > MAX_HEADER_NBYTES or LENGTH.size + header_nbytes > file_nbytes",
-        "LENGTH.size + header_nbytes > file_nbytes",
-        _FORMAT,
-    ),
-    _mutant(
         "root_key",
         "namespaces share what is stored",
         "_hash(b'root', FORMAT_VERSION.to_bytes(4, 'little'), fingerprint.encode(), namespace.encode())",
@@ -67,46 +58,11 @@ DISK_MUTANTS = (
         _INDEX,
     ),
     _mutant(
-        "DiskIndex.missing",
-        "what is queued is asked for again",
-        "if not self.has(key) and key not in queued:\n    blocks.append((k, parent))",
-        "if not self.has(key):\n    blocks.append((k, parent))",
-        _INDEX,
-    ),
-    _mutant(
-        "DiskIndex.is_suspect",
-        "what was damaged unseen is thought to be there when its path is stored again",
-        "return self.has_met_damage and key not in self.verified",
-        "return False",
-        ("tests/disk/test_faults.py", "-k", "stored_again"),
-    ),
-    _mutant(
-        "RecordStore._is_there",
-        "what is suspect is not verified when it is stored again",
-        "self.read(key)",
-        "pass",
-        ("tests/disk/test_faults.py", "-k", "stored_again"),
-    ),
-    _mutant(
         "DiskIndex._longest_common",
         "only one neighbour is compared with a prompt",
         "row[max(0, at - 1) : at + 1]",
         "row[at : at + 1]",
         _INDEX,
-    ),
-    _mutant(
-        "DiskIndex.add",
-        "what others stand on may go before them",
-        "self._remove_leaf(self.entries[entry.parent])",
-        "",
-        _BOUND,
-    ),
-    _mutant(
-        "DiskIndex.remove",
-        "a use of what has gone does not count for what it stood on",
-        "self.use(entry.parent, at_ns)",
-        "",
-        _BOUND,
     ),
     _mutant(
         "RecordStore._make_room",
@@ -137,13 +93,6 @@ DISK_MUTANTS = (
         _BOUND,
     ),
     _mutant(
-        "OtherFiles.evictable",
-        "a live server's files go",
-        "_MODEL_NAME.fullmatch(model.name) and (not living_servers(model / _SERVERS, self._seen_ns))",
-        "_MODEL_NAME.fullmatch(model.name)",
-        _BOUND,
-    ),
-    _mutant(
         "FolderListings.look",
         "a folder that has just changed is not listed again",
         "now_ns - changed_ns > _SETTLED_NS",
@@ -158,13 +107,6 @@ DISK_MUTANTS = (
         _CACHE,
     ),
     _mutant(
-        "RecordStore.write",
-        "what was cleared while it was written appears",
-        "not self._is_due(record, is_wanted) or self._is_known(record.key)",
-        "self._is_known(record.key)",
-        _CLEAR,
-    ),
-    _mutant(
         "RecordStore.show_uses",
         "times of use are not written",
         "self.directory.set_time(self.directory.path_of(key), at_ns)",
@@ -177,41 +119,6 @@ DISK_MUTANTS = (
         "self._paused_at = self._store.clock()",
         "",
         _FAULTS,
-    ),
-    _mutant(
-        "RecordStore._gone",
-        "what other servers have removed stays known",
-        "path.parent in listed and path not in there",
-        "False",
-        _SHARING,
-    ),
-    _mutant(
-        "RecordStore._rescan",
-        "nobody writes the time of use that a record takes over from one that others removed",
-        "self.changed.notify_all()",
-        "pass",
-        _TIMES_OF_USE,
-    ),
-    _mutant(
-        "RecordStore.forget_missing",
-        "nobody writes the time of use that a record takes over from one that is gone when it is read",
-        "self.changed.notify_all()",
-        "pass",
-        _TIMES_OF_USE,
-    ),
-    _mutant(
-        "RecordStore._is_known_file",
-        "a note that another server has written is taken for the one that is known",
-        "unusable.info.nbytes == nbytes",
-        "True",
-        _SHARING,
-    ),
-    _mutant(
-        "RecordStore.write",
-        "what another server has written meanwhile is written again",
-        "not self._is_due(record, is_wanted) or self._is_known(record.key)",
-        "not self._is_due(record, is_wanted)",
-        _SHARING,
     ),
     _mutant(
         "RecordStore._remove_oldest",
@@ -243,13 +150,6 @@ DISK_MUTANTS = (
         (*_MOVED, "-k", "hangs"),
     ),
     _mutant(
-        "RecordStore._clear",
-        "clearing leaves the quarantine",
-        "self.directory.clear_quarantine()",
-        "",
-        _CLEAR,
-    ),
-    _mutant(
         "RecordStore._drop_damaged",
         "a damaged file stays known",
         "entry = self.index.remove(key)",
@@ -264,47 +164,11 @@ DISK_MUTANTS = (
         _FAULTS,
     ),
     _mutant(
-        "Fetch._end",
-        "a cancelled fetch holds its records for ever",
-        "self._store.unhold(self._held)",
-        "",
-        _BOUND,
-    ),
-    _mutant(
-        "RecordStore.write",
-        "a folder that vanished is not made again",
-        "directory.has_vanished",
-        "False",
-        _FAULTS,
-    ),
-    _mutant(
-        "RecordStore.write",
-        "a folder in a record's place is written to",
-        "directory.is_obstructed(record.key)",
-        "False",
-        _FAULTS,
-    ),
-    _mutant(
-        "RecordStore._enter",
-        "what lies in a folder of somebody's is looked into",
-        "not self.directory.is_place_of_record(info.path)",
-        "False",
-        _FAULTS,
-    ),
-    _mutant("_parsed", "the header is not verified", "metadata[_HEADER_SUM] != _checksum(fields)", "False", _FORMAT),
-    _mutant(
         "ReadAhead._may_fit",
         "prompts are read for which there is no room beside each other",
         "return sum((read.needed for read in self._reads)) + needed <= room",
         "return self._sizes.at(position) <= room",
         _READ_AHEAD,
-    ),
-    _mutant(
-        "ReadAhead._decode",
-        "what was read is decoded at once, however much",
-        "self._allowance.has_room",
-        "True",
-        (*_READ_AHEAD, "-k", "small_steps"),
     ),
     _mutant(
         "ReadAhead._commit_to",
@@ -349,27 +213,6 @@ DISK_MUTANTS = (
         _WRITE_BEHIND,
     ),
     _mutant(
-        "WriteBehind._write_part",
-        "a path is copied to its end though the disk takes nothing",
-        "return is_taken and len(path.left) > 0",
-        "return len(path.left) > 0",
-        _WRITE_BEHIND,
-    ),
-    _mutant(
-        "WriteBehind._copy",
-        "a record is copied at once, however large",
-        "copy.left and copied < COPIED_AT_ONCE",
-        "copy.left",
-        _WRITE_BEHIND,
-    ),
-    _mutant(
-        "RequestPrefixes._plan",
-        "a chat does not pause where it leaves one that is on disk alone",
-        "branches.append(self._disk.common_length(request))",
-        "pass",
-        _WRITE_BEHIND,
-    ),
-    _mutant(
         "WriteBehind._ends",
         "where chats parted is not written",
         "ends | shared | kept",
@@ -382,13 +225,6 @@ DISK_MUTANTS = (
         "missing.needs_tail",
         "missing.needs_tail and end == len(path.tokens)",
         ("tests/loop/test_disk.py", "-k", "llama or read_again or one_prefix"),
-    ),
-    _mutant(
-        "DiskTier.close",
-        "a full disk holds up the end",
-        "self._disk.is_paused()",
-        "False",
-        (*_READ_AHEAD, "-k", "full_disk"),
     ),
     _mutant(
         "_chunk_starts",
@@ -426,13 +262,6 @@ DISK_MUTANTS = (
         ("tests/disk/test_notes.py",),
     ),
     _mutant(
-        "RecordReader._read",
-        "a store that is unavailable is asked for each record",
-        "store.is_unavailable and (not each.is_over)",
-        "False",
-        _BUCKET,
-    ),
-    _mutant(
         "DiskCache._is_unreadable",
         "a store that is unavailable is asked for each prompt",
         "self._store.is_unavailable",
@@ -440,31 +269,10 @@ DISK_MUTANTS = (
         _BUCKET,
     ),
     _mutant(
-        "FolderWatcher.clear",
-        "what is being cleared is still found",
-        "self._store.hide(root)",
-        "",
-        _CLEAR,
-    ),
-    _mutant(
         "ModelBucket.prepare",
         "what is written while a bucket is listed is forgotten",
         "files[path] = info",
         "",
-        _BUCKET,
-    ),
-    _mutant(
-        "RecordStore.scan",
-        "what others have written to a bucket exceeds the bound",
-        'self._make_room(0, beside=b"", now_ns=now_ns)',
-        "",
-        _BUCKET,
-    ),
-    _mutant(
-        "ObjectsAround.note",
-        "objects of a model that is served make room for another's",
-        "not _living(leases[model], now_ns)",
-        "True",
         _BUCKET,
     ),
     _mutant(
@@ -486,13 +294,6 @@ DISK_MUTANTS = (
         "an eviction shows the use of what it leaves",
         "at_ns >= recent_ns",
         "True",
-        _BUCKET,
-    ),
-    _mutant(
-        "ModelBucket._uses",
-        "what shows the use of a record outlives it",
-        "path not in own",
-        "False",
         _BUCKET,
     ),
     _mutant(
@@ -528,13 +329,6 @@ DISK_MUTANTS = (
         "what is slower to read than to compute is read",
         "reading_s <= max(computing_s, LEAST_READ_S)",
         "True",
-        ("tests/loop/test_slow_disk.py",),
-    ),
-    _mutant(
-        "ReadAhead._measure",
-        "a disk that was slow once is never read again",
-        "self._disk.measure(keys)",
-        "",
         ("tests/loop/test_slow_disk.py",),
     ),
 )

@@ -11,12 +11,8 @@ _COSTS = ("tests/drafts/test_costs.py",)
 _LOOP = ("tests/loop/test_drafts.py",)
 _EXACT = (*_LOOP, "-k", "exact")
 _SEQUENCE = ("tests/engine/test_draft_sequence.py",)
-_LAYERS = ("tests/engine/test_layers.py",)
-_VOCABULARY = ("tests/engine/test_vocabulary.py",)
 _MODEL = ("tests/loop/test_draft_model.py",)
 _NAMESPACES = (*_MODEL, "-k", "its_own_namespace")
-_GIVEN_UP = (*_MODEL, "-k", "given_up")
-_WEIGHTS = (*_MODEL, "-k", "weights")
 _NEVER_RIGHT = (*_MODEL, "-k", "never_right or tried_again")
 _ON_DISK = ("tests/loop/test_draft_on_disk.py",)
 _SETTLING = ("tests/loop/test_draft_settling.py",)
@@ -57,31 +53,10 @@ DRAFTS_MUTANTS = (
         _VERIFY,
     ),
     _mutant(
-        "sample_along",
-        "a spent thinking budget is overlooked within a draft",
-        "sampler.can_sample_ahead(len(draft))",
-        "True",
-        _VERIFY,
-    ),
-    _mutant(
-        "RequestPrefixes.store_progress",
-        "an answer is stored without what a rejected draft left behind",
-        "self._runner.catch_up(phase.live)",
-        "",
-        _LOOP,
-    ),
-    _mutant(
         "Drafts.namespace",
         "all namespaces draft from one text",
         "return self._namespaces[name]",
         "return next(iter(self._namespaces.values()))",
-        _DRAFTER,
-    ),
-    _mutant(
-        "Drafts.note_growth",
-        "text of other namespaces is never dropped",
-        "len(self._namespaces) > 1 and self.nbytes > MOST_NBYTES",
-        "False",
         _DRAFTER,
     ),
     _mutant(
@@ -97,13 +72,6 @@ DRAFTS_MUTANTS = (
         "return loaded.nbytes / max(1, loaded.nbytes + target.nbytes)",
         "return 1.0",
         (*_ON_DISK, "-k", "takes_its_share"),
-    ),
-    _mutant(
-        "TokenHistory.append",
-        "a large history is copied at once when it is full",
-        "self._copy(_COPIED * len(run))",
-        "pass",
-        _HISTORY,
     ),
     _mutant(
         "TokenHistory._note",
@@ -127,48 +95,12 @@ DRAFTS_MUTANTS = (
         _DRAFTER,
     ),
     _mutant(
-        "DiskIndex._is_continued",
-        "the beginning of a text is read again behind it",
-        "after < len(row) and row[after][0].startswith(entry.tokens)",
-        "False",
-        ("tests/disk/test_newest_texts.py",),
-    ),
-    _mutant(
-        "DiskCache.newest_texts",
-        "what is listed later is never read",
-        "store.is_unavailable or store.directory.has_unread or not self._watcher.has_connected",
-        "False",
-        ("tests/disk/test_newest_texts.py",),
-    ),
-    _mutant(
-        "RequestDrafts.accept",
-        "a draft that was not worth a pass teaches nothing",
-        "untried is not None",
-        "False",
-        _DRAFTER,
-    ),
-    _mutant(
-        "RequestDrafts._look_up",
-        "an answer goes on along a text that was cleared",
-        "self._trail is not None and self._trail.history not in (self._own, history)",
-        "False",
-        _DRAFTER,
-    ),
-    _mutant(
-        "RequestDrafts._look_up",
-        "a chance match loses the place behind a change",
-        "self._trail is None or found.match >= CONFIRMED",
-        "True",
-        _DRAFTER,
-    ),
-    _mutant(
         "Trail._follow",
         "one equal token behind a change is taken for sure",
         "self.match >= CONFIRMED",
         "self.match >= 1",
         _TRAIL,
     ),
-    _mutant("Worker.clear_cache", "what was cleared is drafted from", "self.drafts.clear(namespace)", "", _LOOP),
     _mutant(
         "TokenHistory.read",
         "a draft runs on over the end of a text",
@@ -191,20 +123,6 @@ DRAFTS_MUTANTS = (
         _COSTS,
     ),
     _mutant(
-        "PassCosts.note",
-        "what was dear once is never tried again",
-        "self._forget()",
-        "pass",
-        _COSTS,
-    ),
-    _mutant(
-        "PassCosts.wants_single",
-        "passes with drafts are compared with a device that was faster",
-        "self._num_suspicious > 1 or self._num - self._last.get(1, self._num) >= _MOST_DRAFTED",
-        "False",
-        _COSTS,
-    ),
-    _mutant(
         "DraftSequence.keep",
         "a draft model keeps a wrong guess",
         "rows.undo_last(len(guessed) - num, rows.before_guess)",
@@ -213,38 +131,10 @@ DRAFTS_MUTANTS = (
     ),
     _mutant(
         "DraftSequence.keep",
-        "recurrent layers of a draft model stay behind a wrong guess",
-        "num < len(guessed) and not self._runner.loaded.blueprint.rewinds",
-        "False",
-        _SEQUENCE,
-    ),
-    _mutant(
-        "DraftSequence.keep",
         "a draft model computes again what it guessed right",
         "num = next((i for i in range(most) if guessed[i] != text[i]), most)",
         "num = 0",
         _SEQUENCE,
-    ),
-    _mutant(
-        "KvLayer.keep_visible",
-        "a window drops what is seen again when guesses are undone",
-        "self._make_space(self.planes, self._visible(more), more)",
-        "pass",
-        _LAYERS,
-    ),
-    _mutant(
-        "ChunkLayer.undo_last",
-        "a chunk that began among wrong guesses stays",
-        "self.lengths[0] < self.start_position",
-        "False",
-        _LAYERS,
-    ),
-    _mutant(
-        "check_draft_model",
-        "a draft model with other tokens is taken",
-        "drafts == wanted",
-        "True",
-        _VOCABULARY,
     ),
     _mutant(
         "FollowedText._begin",
@@ -268,48 +158,6 @@ DRAFTS_MUTANTS = (
         _NAMESPACES,
     ),
     _mutant(
-        "DraftModel.give_up",
-        "a draft model gives up nothing for who runs",
-        "followed.give_up()",
-        "",
-        _GIVEN_UP,
-    ),
-    _mutant(
-        "Worker.release_draft_model",
-        "a draft model's weights count when they are gone",
-        "self._charge_draft_model()",
-        "",
-        _WEIGHTS,
-    ),
-    _mutant(
-        "Worker.load",
-        "a draft model's weights come back uncounted",
-        "self._charge_draft_model()",
-        "",
-        _WEIGHTS,
-    ),
-    _mutant(
-        "EngineThread.release_draft_model",
-        "a server reports a draft model's weights when they are gone",
-        "self._give_back()",
-        "",
-        _WEIGHTS,
-    ),
-    _mutant(
-        "Worker._end_prompt",
-        "a draft model settles nothing",
-        "settle is None",
-        "True",
-        _SETTLING,
-    ),
-    _mutant(
-        "Worker.arrive",
-        "a draft model goes on settling when a request comes",
-        "other.phase.draft.pause()",
-        "pass",
-        _SETTLING,
-    ),
-    _mutant(
         "SettledPrefix.pause",
         "what a draft model has settled is lost when a request comes",
         "self._stop()",
@@ -325,31 +173,10 @@ DRAFTS_MUTANTS = (
     ),
     _mutant(
         "DraftModel.settle",
-        "a draft model settles what its drafts are not worth",
-        "self.is_on and self.is_loaded and self.has_context(len(request.job.prompt)) and self._pays",
-        "self.is_on and self.is_loaded and self.has_context(len(request.job.prompt))",
-        _SETTLING,
-    ),
-    _mutant(
-        "DraftModel.settle",
         "a draft model settles without an end",
         "settled.lacking > self.max_settle",
         "False",
         _SETTLING,
-    ),
-    _mutant(
-        "FollowedText._compute",
-        "a draft model stores no checkpoint of a next turn",
-        "stop in stops",
-        "False",
-        _SETTLING,
-    ),
-    _mutant(
-        "FollowedText._store",
-        "a draft model writes nothing to disk",
-        "model.disk.note(self._on_disk, sequence.position, kind)",
-        "",
-        _ON_DISK,
     ),
     _mutant(
         "DraftModel.clear",
@@ -359,39 +186,11 @@ DRAFTS_MUTANTS = (
         _ON_DISK,
     ),
     _mutant(
-        "DraftModel.give_up",
-        "a draft model reads on where others need the room",
-        "self.disk.give_up_reads() or len(held) > 0",
-        "len(held) > 0",
-        _ON_DISK,
-    ),
-    _mutant(
         "stats_of",
         "the files of a draft model are somebody else's",
         "[each for tier in tiers if (each := tier.stats()) is not None]",
         "[each for tier in tiers[:1] if (each := tier.stats()) is not None]",
         _ON_DISK,
-    ),
-    _mutant(
-        "SettledPrefix._advance",
-        "a draft model computes ahead what is on disk",
-        "self._load(reusable)",
-        "False",
-        _ON_DISK,
-    ),
-    _mutant(
-        "FollowedAnswer._start",
-        "a draft model computes what is on disk",
-        "self._load(reusable)",
-        "False",
-        _ON_DISK,
-    ),
-    _mutant(
-        "FollowedAnswer._prepare",
-        "a draft model that is never right goes on",
-        "model.account.is_overdrawn",
-        "False",
-        _NEVER_RIGHT,
     ),
     _mutant(
         "DraftAccount.note_answered",

@@ -47,13 +47,6 @@ LAYERS = (
         _LAYERS,
     ),
     _mutant(
-        "KvLayer.undo_last",
-        "a token that was undone stays held",
-        "self.end -= num",
-        "",
-        _LAYERS,
-    ),
-    _mutant(
         "SinkWindowLayer.undo_last",
         "kept positions that were undone stay",
         "self.lengths[0] < self.window.keep",
@@ -113,13 +106,6 @@ PAYLOADS = (
         _PAYLOADS,
     ),
     _mutant(
-        "Restoration._end_layer",
-        "wrong layer: all are restored from the first",
-        "self._num_planes[layer.kind] += layer.num_planes",
-        "pass",
-        _PAYLOADS,
-    ),
-    _mutant(
         "PackedSegment.words",
         "a part is restored from the segment's first entry on",
         "as_words(self.stacks[stack])[run.start : run.stop, :, start:stop, :]",
@@ -148,13 +134,6 @@ PAYLOADS = (
         _COLUMNS,
     ),
     _mutant(
-        "SinkWindowLayer.load_sizes",
-        "kept positions are taken for recent ones",
-        "span.stop <= self.window.keep",
-        "span.stop < self.window.keep",
-        _COLUMNS,
-    ),
-    _mutant(
         "_SegmentInTransfer.give_up",
         "what is moved stays held",
         "self._planes[planes.start : planes.stop] = [None] * len(planes)",
@@ -163,24 +142,10 @@ PAYLOADS = (
     ),
     _mutant(
         "LayerRestoration.advance",
-        "a plane is restored in one piece, however large",
-        "self._words is None and least > at_most",
-        "False",
-        _COLUMNS,
-    ),
-    _mutant(
-        "LayerRestoration.advance",
         "the next piece of a plane overwrites the one before",
         "column.write(self._words, self._num_filled)",
         "column.write(self._words, 0)",
         _LAYERS,
-    ),
-    _mutant(
-        "Restoration.advance",
-        "a restore copies all planes in one step",
-        "nbytes > 0 and nbytes + self._layer.least_nbytes(parts) > at_most",
-        "False",
-        _RESTORE_STEPS,
     ),
     _mutant(
         "LiveSequence.words",
@@ -290,13 +255,6 @@ FILES = (
         ("tests/loop/test_shared_bases.py",),
     ),
     _mutant(
-        "weights_nbytes",
-        "what adapters share with their base counts for each",
-        "model.base in bases",
-        "False",
-        ("tests/schedule/test_models.py", "tests/loop/test_shared_bases.py"),
-    ),
-    _mutant(
         "LoadedModel.held_nbytes",
         "weights that an adapter replaces are not charged beside the base",
         "self.base.nbytes - self.shared_nbytes",
@@ -346,13 +304,6 @@ FILES = (
         ("tests/cli/test_model_tables.py", "-k", "one_engine"),
     ),
     _mutant(
-        "fetch",
-        "a request downloads a model",
-        "not downloads",
-        "False",
-        ("tests/cli/test_hub.py", "-k", "requests_download"),
-    ),
-    _mutant(
         "_header",
         "a file of weights that is cut off is loaded",
         "size < end",
@@ -369,20 +320,6 @@ FILES = (
 )
 
 SAMPLING = (
-    _mutant(
-        "TokenSampler.only_choice",
-        "the largest of several tokens that are allowed is taken",
-        "return token if word & (word - 1) == 0 and token < vocab_size else None",
-        "return token if token < vocab_size else None",
-        _SAMPLER,
-    ),
-    _mutant(
-        "TokenSampler.only_choice",
-        "a token is taken that the model does not have",
-        "return token if word & (word - 1) == 0 and token < vocab_size else None",
-        "return token if word & (word - 1) == 0 else None",
-        _SAMPLER,
-    ),
     _mutant(
         "TokenSampler.accept",
         "a grammar is not asked again behind a token",

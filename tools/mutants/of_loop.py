@@ -20,13 +20,6 @@ def _mutant(function: str, name: str, old: str, new: str, tests: tuple[str, ...]
 
 LOOP_MUTANTS = (
     _mutant(
-        "Gate.ended",
-        "who has an answer finds nothing to do and old counts",
-        "self._has_unpublished = True",
-        "self._has_unpublished = False",
-        ("tests/loop/test_status.py",),
-    ),
-    _mutant(
         "SharedMemory._reclaim",
         "who gives up last is asked before the first is asked again",
         "any(reclaim() for reclaim in reclaimers)",
@@ -69,25 +62,11 @@ LOOP_MUTANTS = (
         ("tests/schedule/test_models.py",),
     ),
     _mutant(
-        "_may_go",
-        "two models are swapped for each request",
-        "now_s >= max(wanted.waits_since_s, model.loaded_s) + limits.turn_s",
-        "True",
-        ("tests/schedule/test_models.py",),
-    ),
-    _mutant(
         "EngineLoop.take_weights",
         "what was stored of other weights is found again",
         "self._worker.runner.loaded.fingerprint != loaded.fingerprint",
         "False",
         ("tests/loop/test_models.py",),
-    ),
-    _mutant(
-        "Memory.transfer",
-        "bytes that change hands are counted twice",
-        "self._accounts[source] -= nbytes",
-        "pass",
-        _MEMORY,
     ),
     _mutant(
         "RadixTree._charge_kv",
@@ -111,13 +90,6 @@ LOOP_MUTANTS = (
         _PARKED,
     ),
     _mutant(
-        "RequestTable.release",
-        "a sequence ends with its request, and the pool is not told",
-        "self._sequences.end(before.live, tokens, namespace=request.namespace)",
-        "",
-        ("tests/loop/test_given_back.py", "-k", "llama"),
-    ),
-    _mutant(
         "RequestTable.fail",
         "others are admitted on what a request broke before it failed",
         "if self._sequences.is_broken:\n    self.reset_cache()",
@@ -130,20 +102,6 @@ LOOP_MUTANTS = (
         "Exception",
         "KeyError",
         ("tests/loop/test_busy.py",),
-    ),
-    _mutant(
-        "Worker._complete",
-        "a chat on a busy server is never compacted",
-        "self.cache.compact_path(tokens, namespace=request.namespace, max_entries=self.sequences.max_compacted)",
-        "pass",
-        ("tests/loop/test_busy.py",),
-    ),
-    _mutant(
-        "Worker._complete",
-        "nobody tells how long an answer was",
-        "self.cache.note_answer(request.phase.lease, len(request.generated))",
-        "pass",
-        ("tests/loop/test_told.py",),
     ),
     _mutant(
         "RequestPrefixes._commit",
@@ -160,13 +118,6 @@ LOOP_MUTANTS = (
         _REUSE,
     ),
     _mutant(
-        "RequestTable.release",
-        "leases are never released",
-        "self._sequences.cache.release(before.lease)",
-        "pass",
-        ("tests/loop/test_given_back.py", "-k", "llama"),
-    ),
-    _mutant(
         "SequencePool._reopen",
         "idle sequences are never reopened",
         "not self._idle or position == 0",
@@ -177,20 +128,6 @@ LOOP_MUTANTS = (
         "SequencePool._reopen",
         "a reopened sequence can be reopened again",
         "del self._idle[live]",
-        "",
-        _PARKED,
-    ),
-    _mutant(
-        "SequencePool._reopen",
-        "the path that a reopened sequence leaves stays shared, and is overwritten",
-        "self._copy_shared(live, path, start=position)",
-        "",
-        _PARKED,
-    ),
-    _mutant(
-        "SequencePool.end",
-        "a sequence that is not worth keeping ends with what it shares",
-        "self._copy_shared(live, _Path(tokens, namespace))",
         "",
         _PARKED,
     ),
@@ -251,25 +188,11 @@ LOOP_MUTANTS = (
         _READ_AHEAD,
     ),
     _mutant(
-        "ColdRun._judge",
-        "an audit compares nothing",
-        "cold != given",
-        "False",
-        ("tests/loop/test_audit.py", "-k", "near_tie"),
-    ),
-    _mutant(
         "Audit._judge",
         "an audit blames nobody",
         "worst > most or gap > most",
         "False",
         ("tests/loop/test_audit.py", "-k", "llama and wrong_state"),
-    ),
-    _mutant(
-        "InspectionQueue.answer",
-        "looks hold up the work",
-        "has_work and began_s < self._not_before_s",
-        "False",
-        _INSPECTIONS,
     ),
     _mutant(
         "EngineLoop.publish",
@@ -283,20 +206,6 @@ LOOP_MUTANTS = (
         "what leaves where an edge ends is shown twice on disk",
         "leaves if is_above else [*leaves, _run_on_disk(edge, edge.start + num)]",
         "[*leaves, _run_on_disk(edge, edge.start + num)]",
-        _TREE,
-    ),
-    _mutant(
-        "_follow",
-        "a chat on disk that goes on where memory ends is not shown",
-        "int(edge.tokens[num]) not in node.children",
-        "False",
-        _TREE,
-    ),
-    _mutant(
-        "DiskIndex.path_tokens",
-        "a key reads the text of another namespace on disk",
-        "(entry := self.entries.get(at)) is not None and entry.root == root",
-        "(entry := self.entries.get(at)) is not None",
         _TREE,
     ),
     _mutant(
@@ -326,12 +235,5 @@ LOOP_MUTANTS = (
         "self._loaded = self._loaded.without_weights()",
         "pass",
         ("tests/loop/test_models.py", "-k", "frozen or given_back"),
-    ),
-    _mutant(
-        "Worker.clear_cache",
-        "a settle goes on after what it computes is cleared",
-        "self.cancel(request.id)",
-        "pass",
-        ("tests/loop/test_clearing.py", "-k", "settles"),
     ),
 )

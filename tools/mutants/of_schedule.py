@@ -30,12 +30,6 @@ SCHEDULE_MUTANTS = (
     ),
     _mutant(
         "_admissible",
-        "room is given to each job as if it came alone",
-        "room -= job.live_nbytes",
-        "",
-    ),
-    _mutant(
-        "_admissible",
         "more rows than the batch has",
         "num_free - len(chosen) < rows",
         "num_free < rows",
@@ -59,18 +53,6 @@ SCHEDULE_MUTANTS = (
         "return min(common, reach, follower.prompt_len)",
     ),
     _mutant(
-        "_wait",
-        "a follower waits for a leader that has passed the parting",
-        "leader.position < until and is_worth_waiting(job, until, limits)",
-        "is_worth_waiting(job, until, limits)",
-    ),
-    _mutant(
-        "_wait",
-        "of two leaders the one that goes less far together",
-        "best is None or worth > best[0]",
-        "best is None or worth < best[0]",
-    ),
-    _mutant(
         "next_stop",
         "a slice runs past its checkpoint",
         "stops = (*job.checkpoints, *divergence_points.get(job.id, ()), job.end)",
@@ -87,12 +69,6 @@ SCHEDULE_MUTANTS = (
         "the budget holds for each slice and not for the pass",
         "taking[: budget // length]",
         "taking[:budget]",
-    ),
-    _mutant(
-        "_fits_beside",
-        "rows without state join rows with state",
-        "job.can_batch and (low > 0 or high == 0) and (high <= 2 * low + 512)",
-        "job.can_batch and high <= 2 * low + 512",
     ),
     _mutant(
         "_merge",
