@@ -1,6 +1,8 @@
 """`reprise chat [MODEL|URL]`."""
 
 import logging
+import os
+import select
 import sys
 import termios
 from collections.abc import Generator
@@ -55,11 +57,11 @@ def chat(
     """
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     has_user = sys.stdin.isatty() and sys.stdout.isatty()
-    with refusals(), _lines_held(sys.stdin.fileno()) if has_user else nullcontext():
+    with refusals(), _lines_held(sys.stdin.fileno()) if has_user else nullcontext("") as typed:
         model = _model(configuration, url, name, api_key)
         try:
             if has_user:
-                _talk(model, system)
+                _talk(model, system, typed)
             else:
                 _answer_input(model, system)
         finally:
@@ -67,8 +69,11 @@ def chat(
 
 
 @contextmanager
-def _lines_held(terminal: int) -> Generator[None]:
-    """Lines that are typed while nothing is asked wait for the next prompts, one for each, and are not echoed."""
+def _lines_held(terminal: int) -> Generator[str]:
+    """Lines that are typed while nothing is asked wait for the next prompts, one for each, and are not echoed.
+
+    Yields what was typed before, while this program was imported.
+    """
     before = termios.tcgetattr(terminal)
     mode = termios.tcgetattr(terminal)
     # Enter stays what the prompt expects, and Ctrl-C does not take back what was typed.
@@ -76,7 +81,11 @@ def _lines_held(terminal: int) -> Generator[None]:
     mode[3] = (mode[3] & ~(termios.ECHO | termios.ICANON)) | termios.NOFLSH
     termios.tcsetattr(terminal, termios.TCSANOW, mode)
     try:
-        yield
+        typed = bytearray()
+        while select.select([terminal], [], [], 0)[0] and (part := os.read(terminal, 4096)):
+            typed += part
+        # Until now the terminal made line breaks of Enter.
+        yield typed.decode(errors="replace").replace("\n", "\r")
     finally:
         termios.tcsetattr(terminal, termios.TCSANOW, before)
 
@@ -109,12 +118,12 @@ def _engine(settings: Settings) -> "Engine":
         return Engine(settings)
 
 
-def _talk(model: ChatModel, system: str | None) -> None:
+def _talk(model: ChatModel, system: str | None, typed: str) -> None:
     from reprise.cli.chat_session import Session  # noqa: PLC0415
     from reprise.cli.chat_terminal import Terminal  # noqa: PLC0415 (imports prompt_toolkit)
 
     history = platformdirs.user_state_path("reprise", appauthor=False) / "chat_history"
-    terminal = Terminal(history=history)
+    terminal = Terminal(history=history, typed=typed)
     session = Session(model, terminal, system=system)
     terminal.on_typed(session.typed)
     terminal.note(f"{model.name}. /help lists the commands, Ctrl-D leaves.")

@@ -16,7 +16,9 @@ from prompt_toolkit.document import Document
 from prompt_toolkit.formatted_text import FormattedText
 from prompt_toolkit.history import FileHistory
 from prompt_toolkit.input import Input
-from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+from prompt_toolkit.input.typeahead import store_typeahead
+from prompt_toolkit.input.vt100_parser import Vt100Parser
+from prompt_toolkit.key_binding import KeyBindings, KeyPress, KeyPressEvent
 from prompt_toolkit.output import Output
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.live import Live
@@ -40,11 +42,12 @@ class Terminal:
         self,
         *,
         history: Path,
+        typed: str = "",
         console: Console | None = None,
         source: Input | None = None,
         target: Output | None = None,
     ) -> None:
-        """`source`, `target`: used instead of the terminal."""
+        """`typed`: what the next prompts read first. `source`, `target`: used instead of the terminal."""
         self._console = Console() if console is None else console
         self._typing = _Typing()
         self._is_folded = True
@@ -63,6 +66,9 @@ class Terminal:
             output=target,
         )
         self._session.default_buffer.on_text_changed += self._typing.change
+        keys: list[KeyPress] = []
+        Vt100Parser(keys.append).feed_and_flush(typed)
+        store_typeahead(self._session.app.input, keys)
 
     def on_typed(self, typed: Callable[[str], None]) -> None:
         """Call `typed` with the text so far when the user pauses."""
