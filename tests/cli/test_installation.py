@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from reprise.cli.installation import Installation, install_line, mend_line
+from reprise.core.installation import Installation, install_line, mend_line
 
 WITHOUT_MLX = """
 import json, sys
@@ -54,6 +54,8 @@ def test_every_command_without_mlx_is_a_sentence_that_names_the_line() -> None:
         ),
         ("pyvenv.cfg", None, "cpu", "uv pip install --python PREFIX/bin/python 'mlx-reprise[cpu]'"),
         ("pipx_metadata.json", None, None, "pipx install --force mlx-reprise"),
+        # Not without MLX, which the installer would take away.
+        ("uv-receipt.toml", None, "cpu,s3", "uv tool install --force 'mlx-reprise[cpu,s3]'"),
     ],
 )
 def test_the_line_is_that_of_the_installation(

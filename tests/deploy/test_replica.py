@@ -14,6 +14,7 @@ from reprise.cluster.replicas.forwarded import CutOff, ForwardedRequest
 from reprise.cluster.replicas.replica import ReplicaServer
 from reprise.core.backend import Held, Status
 from reprise.core.errors import EngineFailed
+from reprise.core.installation import mend_line
 from reprise.core.settings import Settings
 from tests.api.fake_backend import FakeBackend
 from tests.api.servers import HELLO, MODEL, make_service
@@ -172,4 +173,7 @@ assert not hasattr(reprise.cluster.replicas, "other")
 def test_without_ray_it_says_what_to_install() -> None:
     # In a process of its own: in this one another test may have imported Ray.
     ran = subprocess.run([sys.executable, "-c", _WITHOUT_RAY], capture_output=True, text=True, check=True)
-    assert ran.stdout.splitlines() == ['reprise.cluster.replicas needs Ray Serve: pip install "mlx-reprise[ray]"'] * 2
+    assert (
+        ran.stdout.splitlines()
+        == [f"reprise.cluster.replicas needs Ray Serve. Install it with: {mend_line('ray')}"] * 2
+    )

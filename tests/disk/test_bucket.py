@@ -1,5 +1,6 @@
 """The disk tier in an object store: it does what a directory does, and where the store fails there is less reuse."""
 
+import re
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator
@@ -12,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reprise.core.errors import DiskUnusable
+from reprise.core.installation import mend_line
 from reprise.disk.folders import model_bucket
 from reprise.disk.folders.bucket import BucketUnavailable, ObjectInfo, open_bucket
 from reprise.disk.folders.lease import EXPIRED_S
@@ -651,7 +653,7 @@ def test_a_place_that_cannot_be_a_store_is_refused_with_what_to_do(monkeypatch: 
         pass
 
     monkeypatch.setattr("reprise.disk.folders.bucket.find_spec", find_nothing)
-    with pytest.raises(DiskUnusable, match=r"pip install"):
+    with pytest.raises(DiskUnusable, match=re.escape(mend_line("s3"))):
         open_bucket("s3://bucket/prefix")
 
 

@@ -27,7 +27,7 @@ class Faults:
 
     def __init__(self) -> None:
         self.place = ""
-        self.error: BaseException = Fault()
+        self.error: BaseException = Fault("planted")
 
     def trace(self, frame: FrameType, event: str, arg: object) -> None:
         if self.place and frame.f_code.co_qualname == self.place:
@@ -139,7 +139,7 @@ def test_weights_that_a_thread_did_not_read_keep_nobody_waiting() -> None:
 def test_the_first_load_dies() -> None:
     with faults() as planted:
         planted.place = "EngineThread._load_first"
-        with pytest.raises(EngineLost, match="Fault"):
+        with pytest.raises(EngineLost, match="in the program: planted"):
             DrivenEngine("llama")
 
 

@@ -32,7 +32,9 @@ def test_one_that_raises_leaves_its_batch_mates_alone(engine: DrivenEngine) -> N
     running = [engine.submit(prompt, num=12) for prompt in prompts]
     broken = engine.submit(words(210, 33), num=12, watch=_raise)
     assert [r.wait().tokens for r in running] == cold
-    assert isinstance(broken.wait().end.error, EngineFailed)
+    error = broken.wait().end.error
+    assert isinstance(error, EngineFailed)
+    assert str(error) == "The request failed in the engine: the watch is broken. The log has the whole error."
     assert engine.run(prompts[0], num=12).tokens == cold[0]
     assert engine.num_leases() == 0
 

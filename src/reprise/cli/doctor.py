@@ -17,10 +17,11 @@ from typing import Any
 import typer
 
 from reprise.cli.configuration import Configuration, with_options
-from reprise.cli.installation import install_line, mend_line, mlx_fault, this_installation
+from reprise.cli.installation import mlx_fault
 from reprise.cli.process_limits import LEAST_DESCRIPTORS, weights_nbytes
 from reprise.cli.server_url import is_reprise_at
 from reprise.core.errors import DiskUnusable
+from reprise.core.installation import install_line, mend_line, this_installation
 from reprise.core.options import OFF
 from reprise.core.sizes import Amount, nbytes_text
 from reprise.disk.default_place import default_directory, default_nbytes, why_unusable

@@ -154,7 +154,12 @@ class DiskUnusable(RepriseError):
 def first_line(error: BaseException) -> str:
     """The first line of a library's error, as a sentence."""
     lines = str(error).strip().splitlines()
-    return lines[0].rstrip(".:") + "." if lines else type(error).__name__
+    return lines[0].rstrip(".:") + "." if lines else "no reason was given."
+
+
+def engine_failed(what: str, error: BaseException) -> EngineFailed:
+    """The error that a client gets for an unexpected one; `what` failed. The log has the error itself."""
+    return EngineFailed(f"{what}: {first_line(error)} The log has the whole error.")
 
 
 def memory_too_small(model: str, *, bound: int, needed: int) -> LoadFailed:

@@ -11,7 +11,7 @@ from reprise.api.service.exchange import ReplyEvent, ServiceRequest, Usage
 from reprise.api.service.records import Record
 from reprise.api.service.service import ChatService
 from reprise.chat.request import ChatRequest
-from reprise.core.errors import EngineFailed, RepriseError, ShuttingDown
+from reprise.core.errors import RepriseError, ShuttingDown, engine_failed
 from reprise.core.outcome import Outcome
 
 log = logging.getLogger(__name__)
@@ -157,7 +157,7 @@ class Replies:
             raise
         except Exception as error:
             log.exception("a request failed")
-            stream.fail(EngineFailed(f"The request failed: {type(error).__name__}: {error}"))
+            stream.fail(engine_failed("The request failed", error))
 
     async def _prefill(self, request: Callable[[], ServiceRequest]) -> Outcome:
         asked = await self.service.off_loop(request)

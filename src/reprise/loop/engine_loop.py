@@ -16,7 +16,15 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from reprise.core.backend import Lookup, Status, StoredRun, WeightsState
-from reprise.core.errors import CacheNotCleared, DiskUnusable, EngineFailed, QueueFull, RepriseError, ShuttingDown
+from reprise.core.errors import (
+    CacheNotCleared,
+    DiskUnusable,
+    EngineFailed,
+    QueueFull,
+    RepriseError,
+    ShuttingDown,
+    engine_failed,
+)
 from reprise.core.events import Event, Finished, FinishReason
 from reprise.core.inspection import WHOLE_TREE, DiskTree, EdgeTokens, InspectedEviction, Inspection, TreePart
 from reprise.core.job import Job, Purpose
@@ -416,9 +424,7 @@ class EngineLoop:
             log.exception("request %s could not be queued", job.id)
             if (request := worker.requests.get(job.id)) is not None:
                 worker.requests.fail(request, error)
-            self._fail_job(
-                job, sink, EngineFailed(f"The request failed in the engine: {type(error).__name__}: {error}")
-            )
+            self._fail_job(job, sink, engine_failed("The request failed in the engine", error))
         if job.purpose is not Purpose.SETTLE:
             self._weights.num_asked += 1
             worker.memory.shared.note_request(worker.memory)
@@ -559,7 +565,7 @@ class EngineLoop:
             return error
         except Exception as error:
             log.exception("the engine could not start")
-            return EngineFailed(f"The engine could not start: {type(error).__name__}: {error}")
+            return engine_failed("The engine could not start", error)
         self.nbytes = loaded.held_nbytes + (0 if draft_model is None else draft_model.nbytes)
         return None
 
@@ -604,7 +610,7 @@ class EngineLoop:
             return error
         except Exception as error:
             log.exception("the engine could not start")
-            return EngineFailed(f"The engine could not start: {type(error).__name__}: {error}")
+            return engine_failed("The engine could not start", error)
         finally:
             self._disks.close()
         self._loaded = loaded

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from reprise.core.clock import Clock, monotonic
-from reprise.core.errors import EngineLost, LoadFailed, RepriseError
+from reprise.core.errors import EngineLost, LoadFailed, RepriseError, first_line
 from reprise.core.sizes import nbytes_text
 from reprise.engine import memory as device_memory
 from reprise.engine.models.adapters import SharedBases
@@ -164,8 +164,8 @@ class EngineThread:
             log.critical("the engine thread has ended", exc_info=error)
             self._fail(
                 EngineLost(
-                    f"The engine has stopped because of an error in the program ({type(error).__name__}: {error}). The "
-                    "server has to be started again."
+                    f"The engine has stopped because of an error in the program: {first_line(error)} The "
+                    "server has to be started again; its log has the whole error."
                 )
             )
         finally:

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence, ValuesView
 
 from reprise.core.clock import Clock
-from reprise.core.errors import EngineFailed, OutOfMemory, RepriseError
+from reprise.core.errors import OutOfMemory, RepriseError, engine_failed
 from reprise.core.events import Event, Finished, FinishReason
 from reprise.core.job import Purpose
 from reprise.engine import memory as device_memory
@@ -125,7 +125,7 @@ class RequestTable:
             shown = error
         else:
             log.error("request %s failed", request.id, exc_info=error)
-            shown = EngineFailed(f"The request failed in the engine: {type(error).__name__}: {error}")
+            shown = engine_failed("The request failed in the engine", error)
         self.finish(request, FinishReason.FAILED, shown)
         if self._sequences.is_broken:
             # Others may be admitted in this step.

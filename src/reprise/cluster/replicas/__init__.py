@@ -5,6 +5,8 @@ Needs the extra `ray`. `app` is `build` with what the environment and the config
 
 from typing import TYPE_CHECKING, Any
 
+from reprise.core.installation import mend_line
+
 if TYPE_CHECKING:
     from reprise.cluster.replicas.application import DeployArguments, build
 
@@ -20,5 +22,5 @@ def __getattr__(name: str) -> Any:
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "ray":
             raise
-        raise ImportError('reprise.cluster.replicas needs Ray Serve: pip install "mlx-reprise[ray]"') from error
+        raise ImportError(f"{__name__} needs Ray Serve. Install it with: {mend_line('ray')}") from error
     return application.build(application.DeployArguments()) if name == "app" else getattr(application, name)

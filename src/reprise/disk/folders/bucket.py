@@ -13,6 +13,7 @@ from importlib.util import find_spec
 from typing import Any, Protocol, cast
 
 from reprise.core.errors import DiskUnusable
+from reprise.core.installation import mend_line
 
 SCHEMES = ("s3", "gs", "az", "file", "memory")
 REQUEST_S = 10.0
@@ -77,7 +78,7 @@ def open_bucket(url: str) -> ObjectBucket:
             f"{', '.join(f'{each}://' for each in SCHEMES)}, or give a directory."
         )
     if find_spec("obstore") is None:
-        raise DiskUnusable('An object store needs the package obstore. Install it with: pip install "mlx-reprise[s3]"')
+        raise DiskUnusable(f"An object store needs the package obstore. Install it with: {mend_line('s3')}")
     return ObstoreBucket(url)
 
 

@@ -129,7 +129,8 @@ def load_model(
         hint = "" if quantised is None else f" Its weights are quantized ({quantised}): is there a version for MLX?"
         raise LoadFailed(f"{source}: mlx-lm cannot load this model: {first_line(error)}{hint}") from error
     except Exception as error:
-        raise LoadFailed(f"{source}: loading failed: {type(error).__name__}: {first_line(error)}") from error
+        log.error("%s: loading failed with %r", source, error)
+        raise LoadFailed(f"{source}: mlx-lm failed to load this model: {first_line(error)}") from error
     if kv_bits is not None:
         check_quantised(model, source, bits=kv_bits, group_size=kv_group_size)
     blueprint = blueprint_of(model, kv_bits=kv_bits, kv_group_size=kv_group_size)
@@ -403,6 +404,5 @@ def _check_widths(model: nn.Module, source: str, group_size: int) -> None:
 
 
 def _reason(error: Exception) -> str:
-    """The first sentence of an error."""
-    first = str(error).strip().partition("\n")[0].partition(". ")[0].rstrip(".:")
-    return f"{type(error).__name__}: {first}" if first != "" else type(error).__name__
+    """The first sentence of an error, without its full stop."""
+    return first_line(error).partition(". ")[0].rstrip(".:")
