@@ -13,7 +13,6 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 import reprise
 from reprise.api.anthropic import routes as messages
-from reprise.api.anthropic.routes import anthropic_shape
 from reprise.api.http import page
 from reprise.api.http.auth import ApiKeys, Authentication, PageGuard
 from reprise.api.http.errors import LastResort, Shapes, install_error_handlers
@@ -22,7 +21,6 @@ from reprise.api.native import lookup, overview, pins, prefill, server_routes, t
 from reprise.api.native.prefill import read_warm_file, warm_up
 from reprise.api.native.refusals import Refusals
 from reprise.api.ollama import routes as ollama
-from reprise.api.ollama.reply import ollama_shape
 from reprise.api.openai import chat, completions, models
 from reprise.api.responses import compact
 from reprise.api.responses import routes as responses
@@ -51,9 +49,9 @@ ROUTES: Sequence[BaseRoute] = tuple(
 def shapes_of_apis() -> Shapes:
     """How each API writes its errors."""
     shapes = Shapes()
-    shapes.register(messages.PREFIX, anthropic_shape)
-    shapes.register(ollama.PREFIX, ollama_shape)
-    shapes.register(models.PREFIX, anthropic_shape, header=models.ANTHROPIC_HEADER)
+    shapes.register(messages.PREFIX, messages.MessagesWire.error_format)
+    shapes.register(ollama.PREFIX, ollama.OllamaWire.error_format)
+    shapes.register(models.PREFIX, messages.MessagesWire.error_format, header=models.ANTHROPIC_HEADER)
     return shapes
 
 

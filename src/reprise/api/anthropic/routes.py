@@ -1,7 +1,6 @@
 """`POST /v1/messages` and `POST /v1/messages/count_tokens`."""
 
-from collections.abc import AsyncGenerator
-from dataclasses import replace
+from collections.abc import Iterator
 from typing import Any
 
 from fastapi import Request
@@ -11,15 +10,15 @@ from starlette.responses import Response
 from reprise.api.anthropic.body import CountBody, MessagesBody
 from reprise.api.anthropic.reply import PING, ContentBlocks, Event, message, message_delta, usage_body
 from reprise.api.anthropic.request import prompt_of, service_request_of
-from reprise.api.http.encoding import JsonResponse
 from reprise.api.http.errors import Problem
 from reprise.api.http.sse import event_lines, while_connected
-from reprise.api.service.caller import Caller, with_body
+from reprise.api.service.caller import with_body
 from reprise.api.service.exchange import AnswerDelta, AnswerEnd, Began, StillWaiting
 from reprise.api.service.reply import Reply
 from reprise.api.wire.background import refuse_unstreamed
 from reprise.api.wire.body_reading import api_router
 from reprise.api.wire.context import Context, FromCaller, GoesOn, InContext, Namespace
+from reprise.api.wire.wire import Wire, respond, start_reply
 
 _TYPES = {
     401: "authentication_error",
@@ -69,35 +68,22 @@ async def create_message(
     goes_on: GoesOn = False,
 ) -> Response:
     """Answer a chat."""
-    if body.stream is not True:
+    is_streamed = body.stream is True
+    if not is_streamed:
         refuse_unstreamed(goes_on=goes_on)
-        made = await while_connected(request.receive, _whole(context, body, namespace, caller))
-        return JsonResponse(made, headers={"request-id": made["id"], "x-request-id": made["id"]})
-    reply = await while_connected(request.receive, _start_reply(context, body, namespace, caller))
-    return await context.background.respond(
-        reply,
-        _tell(context, reply),
-        goes_on=goes_on,
-        namespace=namespace,
-        request_id=reply.request.id,
-        on_error=lambda problem: _lines(anthropic_shape(problem)),
-        headers={"request-id": reply.request.id},
-    )
 
-
-async def _start_reply(context: Context, body: MessagesBody, namespace: str, caller: Caller) -> Reply:
-    service = context.service
-    service_request = await service.off_loop(
-        lambda: service_request_of(
-            body,
-            request_id=body.request_id,
-            namespace=namespace,
-            served=service.served,
-            limits=service.limits,
+    async def start() -> MessagesWire:
+        service = context.service
+        reply = await start_reply(
+            context,
+            lambda: service_request_of(
+                body, request_id=body.request_id, namespace=namespace, served=service.served, limits=service.limits
+            ),
+            with_body(caller, (body.model_extra or {}).get("metadata")),
         )
-    )
-    caller = with_body(caller, (body.model_extra or {}).get("metadata"))
-    return await service.start(replace(service_request, caller=caller))
+        return MessagesWire(context, reply)
+
+    return await respond(request, context, start, namespace=namespace, is_streamed=is_streamed, is_background=goes_on)
 
 
 @router.post(f"{PREFIX}/count_tokens")
@@ -114,52 +100,59 @@ async def count_tokens(body: CountBody, request: Request, context: InContext, na
     return {"input_tokens": await while_connected(request.receive, count())}
 
 
-async def _whole(context: Context, body: MessagesBody, namespace: str, caller: Caller) -> dict[str, Any]:
-    reply = await _start_reply(context, body, namespace, caller)
-    blocks = ContentBlocks()
-    async with reply:
-        async for event in reply.events():
-            if isinstance(event, AnswerDelta):
-                blocks.take(event.deltas)
-    blocks.finish()
-    (ended,) = reply.ended
-    usage = _usage(reply)
-    return message(reply.request.id, context.service.served.id, usage, content=blocks.content, ended=ended)
+class MessagesWire(Wire[Reply]):
+    """An answer as a message of content blocks."""
 
+    error_format = staticmethod(anthropic_shape)
 
-async def _tell(context: Context, reply: Reply) -> AsyncGenerator[str, None]:
-    blocks = ContentBlocks()
-    has_begun = False
-    async for event in reply.events():
-        if not has_begun:
-            # A request that waits in the queue begins too, with counts that its end puts right.
-            has_begun = True
-            yield _lines(_start(context, reply))
-        match event:
-            case Began():
-                pass
-            case StillWaiting():
-                yield _lines(PING)
-            case AnswerDelta():
-                for sent in blocks.take(event.deltas):
-                    yield _lines(sent)
-            case AnswerEnd():
-                for sent in blocks.finish():
-                    yield _lines(sent)
-                yield _lines(message_delta(event, _usage(reply)))
-                yield _lines({"type": "message_stop"})
+    def __init__(self, context: Context, reply: Reply) -> None:
+        request_id = reply.request.id
+        super().__init__(context, reply, request_id=request_id, headers={"request-id": request_id})
+        self._has_prefix_cache = context.settings.has_prefix_cache
+        self._blocks = ContentBlocks()
+        self._has_begun = False
 
+    def began(self, event: Began) -> Iterator[str]:
+        return self._start()
 
-def _start(context: Context, reply: Reply) -> Event:
-    # What is computed is stored, as far as it goes: how much of it was is known at the end.
-    num_stored = reply.num_prompt if context.settings.has_prefix_cache else 0
-    usage = _usage(reply, num_stored=num_stored)
-    return {"type": "message_start", "message": message(reply.request.id, context.service.served.id, usage)}
+    def waiting(self, event: StillWaiting) -> Iterator[str]:
+        yield from self._start()
+        yield _lines(PING)
 
+    def delta(self, event: AnswerDelta) -> Iterator[str]:
+        yield from self._start()
+        yield from map(_lines, self._blocks.take(event.deltas))
 
-def _usage(reply: Reply, *, num_stored: int | None = None) -> dict[str, Any]:
-    stored = reply.usage.num_stored if num_stored is None else num_stored
-    return usage_body(reply.usage, num_stored=stored, pin_for_s=reply.request.pin_for_s)
+    def end(self, event: AnswerEnd) -> Iterator[str]:
+        yield from self._start()
+        yield from map(_lines, self._blocks.finish())
+        yield _lines(message_delta(event, self._usage()))
+        yield _lines({"type": "message_stop"})
+
+    def error(self, problem: Problem) -> str:
+        return _lines(anthropic_shape(problem))
+
+    def take(self, event: AnswerDelta) -> None:
+        self._blocks.take(event.deltas)
+
+    def whole(self) -> dict[str, Any]:
+        self._blocks.finish()
+        (ended,) = self.ended
+        return message(self.request_id, self.served.id, self._usage(), content=self._blocks.content, ended=ended)
+
+    def _start(self) -> Iterator[str]:
+        """With the first event: a request that waits in the queue begins too, with counts that its end corrects."""
+        if self._has_begun:
+            return
+        self._has_begun = True
+        # What is computed is stored, as far as possible: how much of it was is known at the end.
+        usage = self._usage(num_stored=self.reply.num_prompt if self._has_prefix_cache else 0)
+        yield _lines({"type": "message_start", "message": message(self.request_id, self.served.id, usage)})
+
+    def _usage(self, *, num_stored: int | None = None) -> dict[str, Any]:
+        usage = self.reply.usage
+        stored = usage.num_stored if num_stored is None else num_stored
+        return usage_body(usage, num_stored=stored, pin_for_s=self.reply.request.pin_for_s)
 
 
 def _lines(event: Event) -> str:

@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from contextlib import AbstractAsyncContextManager, aclosing
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from starlette.responses import Response
@@ -67,71 +68,60 @@ EVENT_STREAM: Mapping[str, str] = {
 """The headers of server-sent events."""
 
 
-class EventStream(Response):
-    """Server-sent events that end as soon as the client hangs up.
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StreamSource:
+    """A stream's `texts`, read within `reply` (a `Reply`, a `Batch`), which is left in any case.
 
-    `tell` makes the text of the events, within `reply` (a `Reply`, a `Batch`), which is left in any case. An error in
-    the midst of the stream becomes its last event, through `on_error`: the status was sent long before.
+    An error in the middle of the stream becomes its last text, through `on_error`: the status was sent long before.
     """
 
-    def __init__(
-        self,
-        reply: AbstractAsyncContextManager[object],
-        tell: AsyncGenerator[str, None],
-        *,
-        request_id: str,
-        on_error: Callable[[Problem], str],
-        headers: Mapping[str, str] | None = None,
-    ) -> None:
+    reply: AbstractAsyncContextManager[object]
+    texts: AsyncGenerator[str, None]
+    request_id: str
+    on_error: Callable[[Problem], str]
+    headers: Mapping[str, str] = field(default_factory=dict[str, str])
+
+    async def to_the_end(self) -> AsyncGenerator[str, None]:
+        """All texts; an error becomes the last of them, and is logged."""
+        async with aclosing(self.texts) as texts:
+            try:
+                async for text in texts:
+                    yield text
+            except Exception as error:
+                problem = problem_of(error)
+                log_problem(problem, error, where=self.request_id)
+                yield self.last_text(problem)
+
+    def last_text(self, problem: Problem) -> str:
+        """The end of a stream that broke off."""
+        try:
+            return self.on_error(problem)
+        except NotJson:
+            # What cannot be sent may be in all that the API would send.
+            return data_line(openai_shape(problem))
+
+
+class EventStream(Response):
+    """Server-sent events that end as soon as the client disconnects."""
+
+    def __init__(self, source: StreamSource) -> None:
         self.status_code = 200
         self.background = None
-        self.init_headers(
-            {
-                **EVENT_STREAM,
-                "x-request-id": request_id,
-                **(headers or {}),
-            }
-        )
-        self._reply = reply
-        self._tell = tell
-        self._request_id = request_id
-        self._on_error = on_error
+        self.init_headers({**EVENT_STREAM, "x-request-id": source.request_id, **source.headers})
+        self._source = source
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            async with self._reply:
+            async with self._source.reply:
                 await while_connected(receive, self._send_all(send))
         except (ClientGone, OSError):
-            log.debug("%s: the client disconnected", self._request_id)
+            log.debug("%s: the client disconnected", self._source.request_id)
 
     async def _send_all(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        async with aclosing(to_the_end(self._tell, self._on_error, where=self._request_id)) as texts:
+        async with aclosing(self._source.to_the_end()) as texts:
             async for text in texts:
                 await send({"type": "http.response.body", "body": text.encode(), "more_body": True})
                 # Only the loop notices that the connection is lost, and everybody else has their turn.
                 await asyncio.sleep(0)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-
-async def to_the_end(
-    tell: AsyncGenerator[str, None], on_error: Callable[[Problem], str], *, where: str
-) -> AsyncGenerator[str, None]:
-    """The texts of `tell`; an error becomes the last of them, and is logged as `where` it happened."""
-    async with aclosing(tell) as texts:
-        try:
-            async for text in texts:
-                yield text
-        except Exception as error:
-            problem = problem_of(error)
-            log_problem(problem, error, where=where)
-            yield last_event(problem, on_error)
-
-
-def last_event(problem: Problem, on_error: Callable[[Problem], str]) -> str:
-    """What a stream ends with that broke off."""
-    try:
-        return on_error(problem)
-    except NotJson:
-        # What cannot be sent may be in all that the API would say.
-        return data_line(openai_shape(problem))

@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from reprise.api.http.errors import Problem, openai_shape
 from reprise.api.http.off_loop import Stage
-from reprise.api.http.sse import EventStream, event_lines
+from reprise.api.http.sse import EventStream, StreamSource, event_lines
 from reprise.api.service.models import model_body
 from reprise.api.service.replay import replay
 from reprise.api.service.service import new_request_id
@@ -38,7 +38,9 @@ async def events(
     Continues after the event that `Last-Event-ID` names, if the server still has it; otherwise starts with a snapshot.
     """
     telling = context.events.tell(namespace, last_event_id)
-    return EventStream(context.events, telling, request_id=new_request_id("events"), on_error=_last_event)
+    return EventStream(
+        StreamSource(reply=context.events, texts=telling, request_id=new_request_id("events"), on_error=_last_event)
+    )
 
 
 def _last_event(problem: Problem) -> str:

@@ -1,10 +1,9 @@
 """`/api/chat`, `/api/generate`, `/api/tags`, `/api/show`, `/api/ps`, `/api/version`."""
 
 import hashlib
-from collections.abc import AsyncGenerator
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, ClassVar
 
 from fastapi import Request
 from pydantic import BaseModel
@@ -12,7 +11,7 @@ from starlette.responses import Response
 
 import reprise
 from reprise.api.http.encoding import JsonResponse
-from reprise.api.http.sse import EventStream, while_connected
+from reprise.api.http.errors import Problem
 from reprise.api.ollama.body import AnswerBody, GenerateBody, OllamaChatBody, ShowBody
 from reprise.api.ollama.reply import (
     Kind,
@@ -26,8 +25,8 @@ from reprise.api.ollama.reply import (
     with_logprobs,
 )
 from reprise.api.ollama.request import model_name, request_of
-from reprise.api.service.caller import Caller, caller_of
-from reprise.api.service.exchange import AnswerDelta, AnswerEnd, Began, StillWaiting
+from reprise.api.service.caller import caller_of
+from reprise.api.service.exchange import AnswerDelta, AnswerEnd, StillWaiting
 from reprise.api.service.models import ServedModel
 from reprise.api.service.reply import Reply
 from reprise.api.service.served import Served
@@ -35,6 +34,7 @@ from reprise.api.service.service import new_request_id
 from reprise.api.wire.background import HEADER
 from reprise.api.wire.body_reading import api_router
 from reprise.api.wire.context import Context, InContext, Namespace
+from reprise.api.wire.wire import Wire, respond, start_reply
 from reprise.core.backend import WeightsState
 from reprise.core.errors import BadRequest
 
@@ -124,64 +124,57 @@ def _loaded(kind: Kind, body: AnswerBody, served: Served) -> Response:
 async def _answer(
     kind: Kind, body: OllamaChatBody | GenerateBody, request: Request, context: Context, namespace: str
 ) -> Response:
-    caller = caller_of(request.headers)
     if request.headers.get(HEADER, "false") != "false":
         raise BadRequest("JSON lines have no ids to resume from. Use /v1/chat/completions for background answers.")
-    if body.stream is False:
-        return JsonResponse(await while_connected(request.receive, _whole(kind, context, body, namespace, caller)))
-    reply = await while_connected(request.receive, _start(context, body, namespace, caller))
-    return EventStream(
-        reply,
-        _tell(kind, context, reply),
-        request_id=reply.request.id,
-        on_error=lambda problem: line(ollama_shape(problem)),
-        headers={"content-type": "application/x-ndjson"},
-    )
+    service, request_id = context.service, new_request_id("ollama")
 
-
-async def _start(context: Context, body: OllamaChatBody | GenerateBody, namespace: str, caller: Caller) -> Reply:
-    service = context.service
-    service_request = await service.off_loop(
-        lambda: request_of(
-            body,
-            request_id=new_request_id("ollama"),
-            namespace=namespace,
-            served=service.served,
-            limits=service.limits,
+    async def start() -> OllamaWire:
+        reply = await start_reply(
+            context,
+            lambda: request_of(
+                body, request_id=request_id, namespace=namespace, served=service.served, limits=service.limits
+            ),
+            caller_of(request.headers),
         )
-    )
-    return await service.start(replace(service_request, caller=caller))
+        return OllamaWire(context, reply, kind=kind)
+
+    return await respond(request, context, start, namespace=namespace, is_streamed=body.stream is not False)
 
 
-async def _whole(
-    kind: Kind, context: Context, body: OllamaChatBody | GenerateBody, namespace: str, caller: Caller
-) -> dict[str, Any]:
-    reply = await _start(context, body, namespace, caller)
-    async with reply:
-        tokens = [token async for event in reply.events() if isinstance(event, AnswerDelta) for token in event.tokens]
-    (ended,) = reply.ended
-    answer, served = ended.answer, context.service.served
-    delta = OllamaDelta(content=answer.content or "", thinking=answer.reasoning or "", calls=answer.tool_calls)
-    return with_logprobs(last(kind, served.id, ended, reply, delta), tokens, served.text.decode)
+class OllamaWire(Wire[Reply]):
+    """An answer as JSON lines, or as one object."""
 
+    error_format = staticmethod(ollama_shape)
+    stream_headers: ClassVar[Mapping[str, str]] = {"content-type": "application/x-ndjson"}
 
-async def _tell(kind: Kind, context: Context, reply: Reply) -> AsyncGenerator[str, None]:
-    served = context.service.served
-    async for event in reply.events():
-        match event:
-            case Began():
-                pass
-            case StillWaiting():
-                # Lines of JSON have no comments: a piece that says nothing.
-                yield line(piece(kind, served.id, OllamaDelta()))
-            case AnswerDelta():
-                delta = delta_of(event.deltas)
-                if not delta.is_empty or event.tokens:
-                    yield line(with_logprobs(piece(kind, served.id, delta), event.tokens, served.text.decode))
-            case AnswerEnd():
-                if event.answer.tool_calls:
-                    yield line(piece(kind, served.id, OllamaDelta(calls=event.answer.tool_calls)))
-                yield line(last(kind, served.id, event, reply, OllamaDelta()))
+    def __init__(self, context: Context, reply: Reply, *, kind: Kind) -> None:
+        super().__init__(context, reply, request_id=reply.request.id)
+        self._kind: Kind = kind
+
+    def waiting(self, event: StillWaiting) -> Iterator[str]:
+        # Lines of JSON have no comments: an empty piece.
+        yield line(piece(self._kind, self.served.id, OllamaDelta()))
+
+    def delta(self, event: AnswerDelta) -> Iterator[str]:
+        delta = delta_of(event.deltas)
+        if not delta.is_empty or event.tokens:
+            yield line(with_logprobs(piece(self._kind, self.served.id, delta), event.tokens, self.decode))
+
+    def end(self, event: AnswerEnd) -> Iterator[str]:
+        if event.answer.tool_calls:
+            yield line(piece(self._kind, self.served.id, OllamaDelta(calls=event.answer.tool_calls)))
+        yield line(last(self._kind, self.served.id, event, self.reply, OllamaDelta()))
+
+    def error(self, problem: Problem) -> str:
+        return line(ollama_shape(problem))
+
+    def whole(self) -> dict[str, Any]:
+        (ended,) = self.ended
+        answer = ended.answer
+        delta = OllamaDelta(content=answer.content or "", thinking=answer.reasoning or "", calls=answer.tool_calls)
+        return with_logprobs(
+            last(self._kind, self.served.id, ended, self.reply, delta), self.tokens[ended.choice], self.decode
+        )
 
 
 def _running(served: Served) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """From the internal events to chat completions: whole ones and chunks."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -119,14 +119,14 @@ def _delta(delta: Delta) -> dict[str, Any]:
 
 
 def completion(
-    head: Head, ended: Sequence[AnswerEnd], tokens: Sequence[Sequence[Sampled]], usage: Usage, decode: Decode
+    head: Head, ended: Sequence[AnswerEnd], tokens: Mapping[int, Sequence[Sampled]], usage: Usage, decode: Decode
 ) -> dict[str, Any]:
     """A whole chat completion; `tokens` has the tokens of each choice for its log-probabilities, by index."""
     choices: list[dict[str, Any]] = [
         {
             "index": end.choice,
             "message": {**message_of(end.answer), "annotations": []},
-            "logprobs": logprobs_body(tokens[end.choice], decode),
+            "logprobs": logprobs_body(tokens.get(end.choice, ()), decode),
             "finish_reason": str(end.reason),
         }
         for end in sorted(ended, key=lambda end: end.choice)

@@ -1,15 +1,14 @@
 """`POST /v1/completions`."""
 
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
 from fastapi import Request
 from starlette.responses import Response
 
-from reprise.api.http.encoding import JsonResponse
-from reprise.api.http.errors import openai_shape
-from reprise.api.http.sse import DONE, comment_line, data_line, while_connected
+from reprise.api.http.sse import DONE, comment_line, data_line
 from reprise.api.openai.chat_reply import Decode, usage_body
 from reprise.api.openai.completions_body import CompletionsBody, service_requests_of
 from reprise.api.service.batch import Batch, start_batch
@@ -17,6 +16,7 @@ from reprise.api.service.exchange import AnswerDelta, AnswerEnd, RawPrompt, Serv
 from reprise.api.wire.background import refuse_unstreamed
 from reprise.api.wire.body_reading import api_router
 from reprise.api.wire.context import Context, GoesOn, InContext, Namespace
+from reprise.api.wire.wire import Wire, respond
 from reprise.chat.answer import ContentDelta
 from reprise.core.events import Sampled
 
@@ -28,68 +28,105 @@ async def create_completion(
     body: CompletionsBody, request: Request, context: InContext, namespace: Namespace, goes_on: GoesOn = False
 ) -> Response:
     """Continue a text."""
-    echoes = body.echo is True
-    request_id = body.request_id
-    if body.stream is not True:
+    is_streamed = body.stream is True
+    if not is_streamed:
         refuse_unstreamed(goes_on=goes_on)
-        made = await while_connected(request.receive, _whole(context, request_id, body, namespace, echoes=echoes))
-        return JsonResponse(made, headers={"x-request-id": request_id})
-    options = body.stream_options
-    batch = await while_connected(request.receive, _start(context, request_id, body, namespace))
-    return await context.background.respond(
-        batch,
-        _tell(
-            context,
-            request_id,
-            batch,
-            echoes=echoes,
-            includes_usage=options is not None and options.include_usage is True,
-        ),
-        goes_on=goes_on,
-        namespace=namespace,
-        request_id=request_id,
-        on_error=lambda problem: data_line(openai_shape(problem)),
-    )
 
-
-async def _start(context: Context, request_id: str, body: CompletionsBody, namespace: str) -> Batch:
-    service = context.service
-    requests = await service.off_loop(
-        lambda: service_requests_of(
-            body, request_id=request_id, namespace=namespace, served=service.served, limits=service.limits
+    async def start() -> CompletionsWire:
+        service = context.service
+        requests = await service.off_loop(
+            lambda: service_requests_of(
+                body, request_id=body.request_id, namespace=namespace, served=service.served, limits=service.limits
+            )
         )
-    )
-    # As many answers at a time as one prompt may have.
-    num_at_once = max(1, service.limits.max_choices // requests[0].num_choices)
-    return await start_batch(service, requests, num_at_once=num_at_once)
+        # As many answers at a time as one prompt may have.
+        num_at_once = max(1, service.limits.max_choices // requests[0].num_choices)
+        return CompletionsWire(context, await start_batch(service, requests, num_at_once=num_at_once), body)
+
+    return await respond(request, context, start, namespace=namespace, is_streamed=is_streamed, is_background=goes_on)
 
 
-async def _whole(
-    context: Context, request_id: str, body: CompletionsBody, namespace: str, *, echoes: bool
-) -> dict[str, Any]:
-    decode = context.service.served.text.decode
-    batch = await _start(context, request_id, body, namespace)
-    requests = batch.requests
-    tokens: dict[int, list[Sampled]] = {}
-    prompts = [_first_of(one) for one in requests]
-    ended: dict[int, tuple[int, AnswerEnd]] = {}
-    async with batch:
-        async for number, event in batch.events():
-            match event:
-                case AnswerDelta():
-                    prompts[number].extend(event.prompt)
-                    tokens.setdefault(_index(requests, number, event.choice), []).extend(event.tokens)
-                case AnswerEnd():
-                    ended[_index(requests, number, event.choice)] = (number, event)
-                case _:
-                    pass
-    choices: list[dict[str, Any]] = []
-    for index in _best(body, requests, tokens, sorted(ended)):
-        number, end = ended[index]
-        text = _echo(requests[number], decode, echoes=echoes) + (end.answer.content or "")
-        shown = [*prompts[number], *tokens.get(index, [])] if body.logprobs is not None else []
-        choices.append(_choice(len(choices), text, logprobs=_logprobs(shown, decode), finish_reason=str(end.reason)))
-    return _body(context, request_id, batch, choices) | {"usage": usage_body(_usage(batch))}
+class CompletionsWire(Wire[Batch]):
+    """Answers as text completions: all of the first prompt, then those of the second."""
+
+    def __init__(self, context: Context, batch: Batch, body: CompletionsBody) -> None:
+        super().__init__(context, batch, request_id=body.request_id)
+        self._body = body
+        self._num_choices = batch.requests[0].num_choices
+        self._prompts = [_first_of(one) for one in batch.requests]
+        """The tokens of each prompt with log-probabilities."""
+        self._offsets: defaultdict[int, int] = defaultdict(int)
+        """Where the next token's text begins within its answer."""
+
+    def begin(self) -> Iterator[str]:
+        if self._body.echo is not True:
+            return
+        for number, one in enumerate(self.reply.requests):
+            first = self._prompts[number]
+            yield from self._echoed(number, self._text(first) if first else self._prompt_text(one), first)
+
+    def waiting(self, event: StillWaiting) -> Iterator[str]:
+        # Clients that give up on a silent stream count chunks, and not comments.
+        yield comment_line(event.text) + self._line(_choice(event.choice, ""))
+
+    def delta(self, event: AnswerDelta) -> Iterator[str]:
+        if event.prompt:
+            yield from self._echoed(event.choice // self._num_choices, self._text(event.prompt), event.prompt)
+            return
+        text = "".join(delta.text for delta in event.deltas if isinstance(delta, ContentDelta))
+        logprobs = _logprobs(event.tokens, self.decode, offset=self._offsets[event.choice])
+        self._offsets[event.choice] += sum(len(self.decode([token.token])) for token in event.tokens)
+        yield self._line(_choice(event.choice, text, logprobs=logprobs))
+
+    def end(self, event: AnswerEnd) -> Iterator[str]:
+        yield self._line(_choice(event.choice, "", finish_reason=str(event.reason)))
+
+    def done(self) -> Iterator[str]:
+        options = self._body.stream_options
+        if options is not None and options.include_usage is True:
+            yield data_line(self._object([]) | {"usage": usage_body(_usage(self.reply))})
+        yield DONE
+
+    def take(self, event: AnswerDelta) -> None:
+        self._prompts[event.choice // self._num_choices].extend(event.prompt)
+        super().take(event)
+
+    def whole(self) -> dict[str, Any]:
+        ended = {end.choice: end for end in self.ended}
+        choices: list[dict[str, Any]] = []
+        for index in _best(self._body, self._num_choices, self.tokens, sorted(ended)):
+            number, end = index // self._num_choices, ended[index]
+            echo = self._prompt_text(self.reply.requests[number]) if self._body.echo is True else ""
+            shown = [*self._prompts[number], *self.tokens[index]] if self._body.logprobs is not None else []
+            logprobs, text = _logprobs(shown, self.decode), echo + (end.answer.content or "")
+            choices.append(_choice(len(choices), text, logprobs=logprobs, finish_reason=str(end.reason)))
+        return self._object(choices) | {"usage": usage_body(_usage(self.reply))}
+
+    def _echoed(self, number: int, text: str, scored: Sequence[Sampled]) -> Iterator[str]:
+        """A piece of a prompt, to all its answers."""
+        for index in range(number * self._num_choices, (number + 1) * self._num_choices):
+            logprobs = _logprobs(scored, self.decode, offset=self._offsets[index])
+            self._offsets[index] += len(text)
+            yield self._line(_choice(index, text, logprobs=logprobs))
+
+    def _line(self, choice: dict[str, Any]) -> str:
+        return data_line(self._object([choice]))
+
+    def _object(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        return {
+            "id": self.request_id,
+            "object": "text_completion",
+            "created": int(self.reply.replies[0].created),
+            "model": self.served.id,
+            "choices": choices,
+        }
+
+    def _text(self, tokens: Sequence[Sampled]) -> str:
+        return self.decode([token.token for token in tokens])
+
+    def _prompt_text(self, request: ServiceRequest) -> str:
+        assert isinstance(request.prompt, RawPrompt)
+        return self.decode(request.prompt.tokens.tolist())
 
 
 def _first_of(request: ServiceRequest) -> list[Sampled]:
@@ -100,12 +137,12 @@ def _first_of(request: ServiceRequest) -> list[Sampled]:
 
 def _best(
     body: CompletionsBody,
-    requests: Sequence[ServiceRequest],
+    num_sampled: int,
     tokens: Mapping[int, Sequence[Sampled]],
     indices: list[int],
 ) -> list[int]:
     """Which answers are given: of each prompt the `n` whose tokens are likeliest on average, best first."""
-    num_sampled, num_given = requests[0].num_choices, body.n or 1
+    num_given = body.n or 1
     if num_sampled == num_given:
         return indices
 
@@ -119,77 +156,10 @@ def _best(
     return best
 
 
-async def _tell(
-    context: Context, request_id: str, batch: Batch, *, echoes: bool, includes_usage: bool
-) -> AsyncGenerator[str, None]:
-    decode = context.service.served.text.decode
-    requests = batch.requests
-    # Where the next token's text begins within its answer.
-    offsets: dict[int, int] = {}
-
-    def echoed(number: int, text: str, scored: Sequence[Sampled]) -> Iterator[str]:
-        """A piece of a prompt, to all its answers."""
-        for choice in range(requests[number].num_choices):
-            index = _index(requests, number, choice)
-            logprobs = _logprobs(scored, decode, offset=offsets.get(index, 0))
-            offsets[index] = offsets.get(index, 0) + len(text)
-            yield data_line(_body(context, request_id, batch, [_choice(index, text, logprobs=logprobs)]))
-
-    for number, one in enumerate(requests if echoes else ()):
-        first = _first_of(one)
-        text = _joined(first, decode) if first else _echo(one, decode, echoes=True)
-        for line in echoed(number, text, first):
-            yield line
-    async for number, event in batch.events():
-        match event:
-            case StillWaiting():
-                # Clients that give up on a silent stream count chunks, and not comments.
-                waiting = _choice(_index(requests, number, 0), "")
-                yield comment_line(event.text) + data_line(_body(context, request_id, batch, [waiting]))
-            case AnswerDelta() if event.prompt:
-                for line in echoed(number, _joined(event.prompt, decode), event.prompt):
-                    yield line
-            case AnswerDelta():
-                text = "".join(delta.text for delta in event.deltas if isinstance(delta, ContentDelta))
-                index = _index(requests, number, event.choice)
-                logprobs = _logprobs(event.tokens, decode, offset=offsets.get(index, 0))
-                offsets[index] = offsets.get(index, 0) + sum(len(decode([token.token])) for token in event.tokens)
-                made = _choice(index, text, logprobs=logprobs)
-                yield data_line(_body(context, request_id, batch, [made]))
-            case AnswerEnd():
-                made = _choice(_index(requests, number, event.choice), "", finish_reason=str(event.reason))
-                yield data_line(_body(context, request_id, batch, [made]))
-            case _:
-                pass
-    if includes_usage:
-        yield data_line(_body(context, request_id, batch, []) | {"usage": usage_body(_usage(batch))})
-    yield DONE
-
-
-def _index(requests: Sequence[ServiceRequest], number: int, choice: int) -> int:
-    """The index of a choice in the response: all answers of the first prompt, then those of the second."""
-    return number * requests[0].num_choices + choice
-
-
-def _echo(request: ServiceRequest, decode: Decode, *, echoes: bool) -> str:
-    assert isinstance(request.prompt, RawPrompt)
-    return decode(request.prompt.tokens.tolist()) if echoes else ""
-
-
 def _choice(
     index: int, text: str, *, logprobs: dict[str, Any] | None = None, finish_reason: str | None = None
 ) -> dict[str, Any]:
     return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason}
-
-
-def _body(context: Context, request_id: str, batch: Batch, choices: list[dict[str, Any]]) -> dict[str, Any]:
-    return {
-        "id": request_id,
-        "object": "text_completion",
-        "created": int(batch.replies[0].created),
-        "model": context.service.served.id,
-        "choices": choices,
-    }
 
 
 def _logprobs(tokens: Sequence[Sampled], decode: Decode, *, offset: int = 0) -> dict[str, Any] | None:
@@ -215,10 +185,6 @@ def _name(token: int, decode: Decode) -> str:
     """The text of a token. Parts of characters have none, and would all look alike: those are named by number."""
     text = decode([token])
     return f"token_id:{token}" if "\ufffd" in text else text
-
-
-def _joined(tokens: Sequence[Sampled], decode: Decode) -> str:
-    return decode([token.token for token in tokens])
 
 
 def _usage(batch: Batch) -> Usage:

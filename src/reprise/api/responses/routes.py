@@ -1,7 +1,7 @@
 """`POST /v1/responses`, and the responses that are kept."""
 
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from reprise.api.http.encoding import JsonResponse
 from reprise.api.http.errors import Problem, openai_shape, problem_of
-from reprise.api.http.sse import EventStream, comment_line, event_lines, while_connected
+from reprise.api.http.sse import comment_line, event_lines, while_connected
 from reprise.api.responses.body import Item, ResponsesBody
 from reprise.api.responses.reply import Event, OutputItems, response_body, status_of
 from reprise.api.responses.request import input_items, service_request_of, with_referenced_items
@@ -22,6 +22,7 @@ from reprise.api.service.reply import Reply
 from reprise.api.wire.background import refuse_unstreamed
 from reprise.api.wire.body_reading import api_router
 from reprise.api.wire.context import Context, EventNumber, FromCaller, GoesOn, InContext, Namespace
+from reprise.api.wire.wire import Wire, respond
 from reprise.core.errors import BadRequest, ContextTooLong, NotFound, RequestCancelled
 
 router = api_router("OpenAI")
@@ -62,6 +63,12 @@ class _Exchange:
             self.context.responses.add(entry)
         return made
 
+    def failed(self, problem: Problem) -> dict[str, Any]:
+        """The response that broke off."""
+        self.output.finish(status="incomplete")
+        is_cancelled = problem.code == RequestCancelled.code
+        return self.response("cancelled" if is_cancelled else "failed", problem=problem)
+
 
 @router.post("/v1/responses", response_model=None)
 async def create_response(
@@ -74,35 +81,27 @@ async def create_response(
     goes_on: GoesOn = False,
 ) -> Response:
     """Answer a chat. With `background` the answer goes on without its client: see docs/background.md."""
-    if goes_on and body.stream is True:
+    is_streamed = body.stream is True
+    if goes_on and is_streamed:
         body = body.model_copy(update={"background": True})
-    if body.stream is not True and body.background is not True:
+    is_background = body.background is True
+    if not is_streamed and not is_background:
         refuse_unstreamed(goes_on=goes_on)
-        made = await while_connected(request.receive, _whole(body, context, namespace, caller))
-        return JsonResponse(made, headers={"x-request-id": made["id"]})
     exchange = await while_connected(request.receive, _prepare(body, context, namespace, caller))
-    response_id, stream = exchange.request.id, _Stream(exchange)
+
+    async def start() -> ResponsesWire:
+        return ResponsesWire(exchange, await context.service.start(exchange.request))
+
     try:
-        reply = await while_connected(request.receive, context.service.start(exchange.request))
+        return await respond(
+            request, context, start, namespace=namespace, is_streamed=is_streamed, is_background=is_background
+        )
     except ContextTooLong as error:
-        if body.stream is not True:
+        if not is_streamed:
             raise
-        # In OpenAI's API this is said in the stream, and that is where clients look for it.
-        refused = stream.refused(problem_of(error))
-        return Response(refused, media_type="text/event-stream", headers={"x-request-id": response_id})
-    if body.background is not True:
-        return EventStream(reply, stream.tell(reply), request_id=response_id, on_error=stream.failed)
-    answer = await context.background.begin(
-        reply,
-        stream.tell(reply),
-        request_id=response_id,
-        namespace=namespace,
-        on_error=stream.failed,
-        state=lambda: stream.latest,
-    )
-    if body.stream is True:
-        return answer.stream()
-    return JsonResponse(stream.latest, headers={"x-request-id": response_id})
+        # OpenAI's API reports this in the stream, and that is where clients look for it.
+        refused = _refused(exchange, problem_of(error))
+        return Response(refused, media_type="text/event-stream", headers={"x-request-id": exchange.request.id})
 
 
 @router.get("/v1/responses/{response_id}", response_model=None)
@@ -214,80 +213,79 @@ def _exchange(
     )
 
 
-async def _whole(body: ResponsesBody, context: Context, namespace: str, caller: Caller) -> dict[str, Any]:
-    exchange = await _prepare(body, context, namespace, caller)
-    reply = await context.service.start(exchange.request)
-    async with reply:
-        async for event in reply.events():
-            if isinstance(event, AnswerDelta):
-                exchange.output.take(event.deltas)
-    (ended,) = reply.ended
-    _finish(exchange, ended)
-    return exchange.end(reply, ended)
+class ResponsesWire(Wire[Reply]):
+    """An answer as a response, with numbered events."""
 
-
-def _finish(exchange: _Exchange, ended: AnswerEnd) -> list[Event]:
-    return exchange.output.finish(status="incomplete" if status_of(ended) == "incomplete" else "completed")
-
-
-class _Stream:
-    """The events of one response, numbered."""
-
-    def __init__(self, exchange: _Exchange) -> None:
+    def __init__(self, exchange: _Exchange, reply: Reply) -> None:
+        super().__init__(exchange.context, reply, request_id=exchange.request.id)
+        self.state = self._latest
         self._exchange = exchange
-        self._num_told = 0
+        self._num_events = 0
         self._made: dict[str, Any] | None = None
         self._is_queued = exchange.body.background is True
+        self._begun = self._latest()
 
-    @property
-    def latest(self) -> dict[str, Any]:
+    def _latest(self) -> dict[str, Any]:
         """The response as it is now."""
         return self._made or self._exchange.response("queued" if self._is_queued else "in_progress")
 
-    async def tell(self, reply: Reply) -> AsyncGenerator[str, None]:
-        exchange = self._exchange
-        begun = self.latest
-        yield self._lines({"type": "response.created", "response": begun})
-        yield self._lines({"type": f"response.{begun['status']}", "response": begun})
-        async for event in reply.events():
-            match event:
-                case Began():
-                    if self._is_queued:
-                        self._is_queued = False
-                        begun = self.latest
-                        yield self._lines({"type": "response.in_progress", "response": begun})
-                case StillWaiting():
-                    # Clients that give up on a silent stream count events, and not comments.
-                    yield comment_line(event.text) + self._lines(
-                        {"type": f"response.{begun['status']}", "response": begun}
-                    )
-                case AnswerDelta():
-                    for line in exchange.output.take(event.deltas):
-                        yield self._lines(line)
-                case AnswerEnd():
-                    for line in _finish(exchange, event):
-                        yield self._lines(line)
-                    made = self._made = exchange.end(reply, event)
-                    yield self._lines({"type": f"response.{made['status']}", "response": made})
+    def begin(self) -> Iterator[str]:
+        yield self._lines("response.created", self._begun)
+        yield self._lines(f"response.{self._begun['status']}", self._begun)
 
-    def refused(self, problem: Problem) -> str:
-        """All events of a response that does not begin."""
-        begun = self._exchange.response("in_progress")
-        lines = [
-            self._lines({"type": "response.created", "response": begun}),
-            self._lines({"type": "response.in_progress", "response": begun}),
-            self._lines({"type": "error", **openai_shape(problem)}),
-        ]
-        return "".join([*lines, self.failed(problem)])
+    def began(self, event: Began) -> Iterator[str]:
+        if self._is_queued:
+            self._is_queued = False
+            self._begun = self._latest()
+            yield self._lines("response.in_progress", self._begun)
 
-    def failed(self, problem: Problem) -> str:
-        """The last event of a stream that broke off."""
-        self._exchange.output.finish(status="incomplete")
-        is_cancelled = problem.code == RequestCancelled.code
-        self._made = self._exchange.response("cancelled" if is_cancelled else "failed", problem=problem)
-        return self._lines({"type": "response.failed", "response": self._made})
+    def waiting(self, event: StillWaiting) -> Iterator[str]:
+        # Clients that give up on a silent stream count events, and not comments.
+        yield comment_line(event.text) + self._lines(f"response.{self._begun['status']}", self._begun)
 
-    def _lines(self, event: Event) -> str:
-        number = self._num_told
-        self._num_told += 1
-        return event_lines(event["type"], {"type": event["type"], "sequence_number": number, **event})
+    def delta(self, event: AnswerDelta) -> Iterator[str]:
+        return map(self._numbered, self._exchange.output.take(event.deltas))
+
+    def end(self, event: AnswerEnd) -> Iterator[str]:
+        yield from map(self._numbered, self._finish(event))
+        made = self._made = self._exchange.end(self.reply, event)
+        yield self._lines(f"response.{made['status']}", made)
+
+    def error(self, problem: Problem) -> str:
+        self._made = self._exchange.failed(problem)
+        return self._lines("response.failed", self._made)
+
+    def take(self, event: AnswerDelta) -> None:
+        self._exchange.output.take(event.deltas)
+
+    def whole(self) -> dict[str, Any]:
+        (ended,) = self.ended
+        self._finish(ended)
+        return self._exchange.end(self.reply, ended)
+
+    def _finish(self, ended: AnswerEnd) -> list[Event]:
+        status = "incomplete" if status_of(ended) == "incomplete" else "completed"
+        return self._exchange.output.finish(status=status)
+
+    def _lines(self, kind: str, response: dict[str, Any]) -> str:
+        return self._numbered({"type": kind, "response": response})
+
+    def _numbered(self, event: Event) -> str:
+        self._num_events += 1
+        return _numbered(self._num_events - 1, event)
+
+
+def _refused(exchange: _Exchange, problem: Problem) -> str:
+    """All events of a response that does not begin."""
+    begun = exchange.response("in_progress")
+    events: list[Event] = [
+        {"type": "response.created", "response": begun},
+        {"type": "response.in_progress", "response": begun},
+        {"type": "error", **openai_shape(problem)},
+        {"type": "response.failed", "response": exchange.failed(problem)},
+    ]
+    return "".join(_numbered(number, event) for number, event in enumerate(events))
+
+
+def _numbered(number: int, event: Event) -> str:
+    return event_lines(event["type"], {"type": event["type"], "sequence_number": number, **event})

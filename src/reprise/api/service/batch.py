@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
@@ -42,8 +43,11 @@ class Batch:
         """Those that have been started."""
         return tuple(self._replies)
 
-    async def events(self) -> AsyncGenerator[tuple[int, ReplyEvent], None]:
-        """The events of all replies as they come, each with the number of its reply. Raises the first error."""
+    async def events(self) -> AsyncGenerator[ReplyEvent, None]:
+        """The events of all replies as they arrive. Raises the first error.
+
+        Their choices are numbered in the order of the requests: first all of the first request, then of the second.
+        """
         # One event for each reply: a reader that is slow holds back those who read for it.
         events: asyncio.Queue[tuple[int, ReplyEvent | Exception | None]] = asyncio.Queue(maxsize=self._num_at_once)
 
@@ -71,7 +75,8 @@ class Batch:
                 if event is None:
                     num_left -= 1
                 else:
-                    yield number, event
+                    first_choice = number * self.requests[0].num_choices
+                    yield event if first_choice == 0 else replace(event, choice=first_choice + event.choice)
         finally:
             for task in tasks:
                 task.cancel()

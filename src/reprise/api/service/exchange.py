@@ -130,10 +130,14 @@ class Began:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StillWaiting:
-    """Nothing has come for a while. `position` of `total` prompt tokens are computed; both 0 while in the queue."""
+    """Nothing has come for a while. `position` of `total` prompt tokens are computed; both 0 while in the queue.
+
+    `choice` is the first one of the request that waits.
+    """
 
     position: int
     total: int
+    choice: int = 0
 
     @property
     def text(self) -> str:

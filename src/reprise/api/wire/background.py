@@ -7,13 +7,14 @@ client with the id of the answer and the key that requested it. docs/background.
 import asyncio
 import logging
 import sys
-from collections.abc import AsyncGenerator, Callable, Generator, Mapping
-from contextlib import AbstractAsyncContextManager, aclosing, contextmanager
+from collections.abc import AsyncGenerator, Callable, Generator
+from contextlib import aclosing, contextmanager
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 
-from reprise.api.http.errors import Problem, problem_of
-from reprise.api.http.sse import EventStream, last_event, to_the_end
+from reprise.api.http.errors import problem_of
+from reprise.api.http.sse import EventStream, StreamSource
 from reprise.core.errors import BadRequest, NotFound, RequestCancelled
 
 log = logging.getLogger(__name__)
@@ -50,13 +51,11 @@ class BackgroundAnswer:
         self,
         owner: "BackgroundAnswers",
         *,
-        request_id: str,
+        source: StreamSource,
         namespace: str,
-        on_error: Callable[[Problem], str],
-        headers: Mapping[str, str],
         state: Callable[[], dict[str, Any]] | None,
     ) -> None:
-        self.id = request_id
+        self.id = source.request_id
         self.namespace = namespace
         self.state = state
         self.is_over = False
@@ -65,8 +64,7 @@ class BackgroundAnswer:
         self.timer: asyncio.TimerHandle | None = None
         """Drops the answer, while nobody reads it."""
         self._owner = owner
-        self._on_error = on_error
-        self._headers = {**headers, **address_of(request_id)}
+        self._source = source
         self._events: list[str] = []
         self._news = asyncio.Event()
         """Set, and replaced by another, when there is something to read."""
@@ -86,8 +84,8 @@ class BackgroundAnswer:
             log.info("%s: continues in the background without a reader", self.id)
         self._owner.rearm(self)
 
-    def begin(self, reply: AbstractAsyncContextManager[object], tell: AsyncGenerator[str, None]) -> None:
-        self._reading = asyncio.create_task(self._read(reply, tell))
+    def begin(self) -> None:
+        self._reading = asyncio.create_task(self._read())
 
     def stream(self, *, after: int = -1) -> EventStream:
         """The events behind number `after`, those that are kept and then the others as they come.
@@ -96,9 +94,8 @@ class BackgroundAnswer:
         """
         if not -1 <= after < len(self._events):
             raise BadRequest(f"There is no event {after} yet; the last one of this answer is {len(self._events) - 1}.")
-        return EventStream(
-            self, self._events_after(after), request_id=self.id, on_error=self._on_error, headers=self._headers
-        )
+        headers = {**self._source.headers, **address_of(self.id)}
+        return EventStream(replace(self._source, reply=self, texts=self._events_after(after), headers=headers))
 
     async def _events_after(self, after: int) -> AsyncGenerator[str, None]:
         at = after + 1
@@ -123,13 +120,13 @@ class BackgroundAnswer:
         if self._reading is not None:
             await asyncio.wait((self._reading,))
 
-    async def _read(self, reply: AbstractAsyncContextManager[object], tell: AsyncGenerator[str, None]) -> None:
+    async def _read(self) -> None:
         try:
-            async with reply, aclosing(to_the_end(tell, self._on_error, where=self.id)) as texts:
+            async with self._source.reply, aclosing(self._source.to_the_end()) as texts:
                 async for text in texts:
                     self._keep(text)
         except asyncio.CancelledError:
-            self._keep(last_event(problem_of(RequestCancelled(self._why)), self._on_error))
+            self._keep(self._source.last_text(problem_of(RequestCancelled(self._why))))
         finally:
             self.is_over = True
             self._wake()
@@ -170,44 +167,15 @@ class BackgroundAnswers:
         """Answers whose model is still loaded: their namespace, and what is set when they have begun or will not."""
         self._nbytes = 0
 
-    async def respond(
-        self,
-        reply: AbstractAsyncContextManager[object],
-        tell: AsyncGenerator[str, None],
-        *,
-        goes_on: bool,
-        request_id: str,
-        namespace: str,
-        on_error: Callable[[Problem], str],
-        headers: Mapping[str, str] | None = None,
-    ) -> EventStream:
-        """The response to a request that is streamed: in the background if it `goes_on` without its client."""
-        if not goes_on:
-            return EventStream(reply, tell, request_id=request_id, on_error=on_error, headers=headers)
-        answer = await self.begin(
-            reply, tell, request_id=request_id, namespace=namespace, on_error=on_error, headers=headers
-        )
-        return answer.stream()
-
     async def begin(
-        self,
-        reply: AbstractAsyncContextManager[object],
-        tell: AsyncGenerator[str, None],
-        *,
-        request_id: str,
-        namespace: str,
-        on_error: Callable[[Problem], str],
-        headers: Mapping[str, str] | None = None,
-        state: Callable[[], dict[str, Any]] | None = None,
+        self, source: StreamSource, *, namespace: str, state: Callable[[], dict[str, Any]] | None = None
     ) -> BackgroundAnswer:
-        """Read `tell`, within `reply`, whether or not somebody listens. The arguments are those of `EventStream`."""
-        answer = BackgroundAnswer(
-            self, request_id=request_id, namespace=namespace, on_error=on_error, headers=headers or {}, state=state
-        )
-        answer.begin(reply, tell)
+        """Read the stream, whether or not a client reads it. `state` as in `BackgroundAnswer`."""
+        answer = BackgroundAnswer(self, source=source, namespace=namespace, state=state)
+        answer.begin()
         # A task that is cancelled before its first step never enters its reply, and nobody would leave it.
         await asyncio.sleep(0)
-        self._by_id[request_id] = answer
+        self._by_id[answer.id] = answer
         self._nbytes += answer.nbytes
         self._make_room()
         self.rearm(answer)
