@@ -12,7 +12,6 @@ from transformers.utils.chat_template_utils import (
 )
 
 from reprise.chat.calls.call_learning import learn_calls
-from reprise.chat.calls.call_writing import written_section
 from reprise.chat.grammars.tool_grammar import call_grammar
 from reprise.chat.rendering.render import Renderer
 from reprise.chat.request import ChatRequest, Message
@@ -456,7 +455,7 @@ def test_calls_in_text_are_as_the_template_writes_them(name: str, calls: list[tu
     form = MODELS[name].calls.format
     assert form is not None
     assert (
-        read(MODELS[name], written_section(form, calls), tools=TOOLS)[0]
+        read(MODELS[name], form.written(calls), tools=TOOLS)[0]
         == (read(MODELS[name], written(MODELS[name], calls), tools=TOOLS)[0])
     )
 
@@ -468,7 +467,7 @@ def test_calls_in_text_are_read_where_the_format_is_known(parser: str) -> None:
     if form is None:
         pytest.skip("its calls are in channels")
     calls = [("look-up", {"text": 'it\'s "so"', "n": 3, "on": True, "deep": {"k": ["x", 1]}}), ("other", {"a": "b"})]
-    answer = read(model, written_section(form, calls), tools=TOOLS)[0]
+    answer = read(model, form.written(calls), tools=TOOLS)[0]
     assert [(call.name, json.loads(call.arguments)) for call in answer.tool_calls] == calls
 
 

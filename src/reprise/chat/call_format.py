@@ -7,9 +7,12 @@ White space in these texts is what the template writes. A model may write other 
 markup, and `match_loosely` takes it; inside a value it means what it says.
 """
 
-from collections.abc import Callable, Mapping
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum, auto
+from typing import Any, cast
 
 INDEX, ID, KEY = "\ue000", "\ue001", "\ue002"
 """Holes in a text: the number of the call, its id, and the key of an argument (in `KeyedArguments.value_ending`)."""
@@ -23,6 +26,35 @@ def _is_id(char: str) -> bool:
 
 
 _HOLES: Mapping[str, Callable[[str], bool]] = {INDEX: str.isdigit, ID: _is_id}
+
+
+def json_text(value: Any) -> str:
+    """The JSON text of a value; text that JSON lacks a type for is quoted."""
+    return json.dumps(value, ensure_ascii=False, default=str)
+
+
+def inside_string(text: str) -> str:
+    """The text as it stands between the quotes of a JSON string."""
+    return json.dumps(text, ensure_ascii=False)[1:-1]
+
+
+def type_name(value: object) -> str:
+    """The JSON type of a value."""
+    for kind, name in _TYPE_NAMES.items():
+        if isinstance(value, kind):
+            return name
+    return "array"
+
+
+_TYPE_NAMES: Mapping[type, str] = {
+    type(None): "null",
+    bool: "boolean",
+    int: "integer",
+    float: "number",
+    str: "string",
+    dict: "object",
+}
+"""In this order: a `bool` is an `int` as well."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +95,41 @@ class KeyedArguments:
         """What stands behind the value of this key."""
         return self.value_ending.replace(KEY, key)
 
+    def written(self, key: str, value: Any) -> str:
+        """The text of one argument."""
+        kind = type_name(value)
+        text = self._nested(value) if self.item else self._native(value)
+        return self.key_opening + key + self.opening("number" if kind == "integer" else kind) + text + self.ending(key)
+
+    def _nested(self, value: Any) -> str:
+        """The text of a value whose parts are written as arguments are."""
+        match value:
+            case dict() if value:
+                items = cast("dict[str, Any]", value).items()
+                return self.between.join(self.written(key, part) for key, part in items)
+            case list() if value:
+                return self.between.join(self.written(self.item, part) for part in cast("list[Any]", value))
+            case _:
+                return self._native(value)
+
+    def _native(self, value: Any) -> str:
+        """The text of a value in the format's quotes, and with bare keys where it has them."""
+        match value:
+            case str() if self.quote in ("'", '"'):
+                # These languages have escapes.
+                escaped = inside_string(value)
+                escaped = escaped if self.quote == '"' else escaped.replace('\\"', '"').replace("'", "\\'")
+                return self.quote + escaped + self.quote
+            case str():
+                return self.quote + value + self.quote
+            case list() if self.has_bare_keys:
+                return "[" + ",".join(map(self._native, cast("list[Any]", value))) + "]"
+            case dict() if self.has_bare_keys:
+                items = cast("dict[str, Any]", value).items()
+                return "{" + ",".join(f"{key}:{self._native(item)}" for key, item in items) + "}"
+            case _:
+                return json_text(value)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallFormat:
@@ -102,38 +169,47 @@ class CallFormat:
 
     def texts(self) -> tuple[str, ...]:
         """All pieces of markup, in which special tokens may stand."""
-        texts = [self.start, self.opening, self.head, self.middle, self.tail, self.between or "", self.ending, self.end]
+        texts: list[str] = [getattr(self, name) or "" for name in _MARKUP]
         if isinstance(self.arguments, KeyedArguments):
-            keyed = self.arguments
-            texts += [keyed.key_opening, keyed.value_opening, keyed.value_ending, keyed.between, keyed.quote]
-            texts += [opening for _, opening in keyed.openings]
+            texts += [getattr(self.arguments, name) for name in _KEYED_MARKUP]
+            texts += [opening for _, opening in self.arguments.openings]
         return tuple(texts)
 
     def mapped(self, change: Callable[[str], str]) -> "CallFormat":
-        """The same format with each text changed."""
+        """The same format with each piece of markup changed."""
         arguments = self.arguments
         if isinstance(arguments, KeyedArguments):
-            arguments = replace(
-                arguments,
-                key_opening=change(arguments.key_opening),
-                value_opening=change(arguments.value_opening),
-                value_ending=change(arguments.value_ending),
-                between=change(arguments.between),
-                quote=change(arguments.quote),
-                openings=tuple((kind, change(opening)) for kind, opening in arguments.openings),
-            )
-        return replace(
-            self,
-            start=change(self.start),
-            opening=change(self.opening),
-            head=change(self.head),
-            middle=change(self.middle),
-            arguments=arguments,
-            tail=change(self.tail),
-            between=None if self.between is None else change(self.between),
-            ending=change(self.ending),
-            end=change(self.end),
-        )
+            changed = {name: change(getattr(arguments, name)) for name in _KEYED_MARKUP}
+            openings = tuple((kind, change(opening)) for kind, opening in arguments.openings)
+            arguments = replace(arguments, openings=openings, **changed)
+        texts = {name: change(text) for name in _MARKUP if (text := getattr(self, name)) is not None}
+        return replace(self, arguments=arguments, **texts)
+
+    def written(self, calls: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
+        """The text of these calls, at least one, between the markers of their sections. O(text)."""
+        written = [self._written_call(number, name, arguments) for number, (name, arguments) in enumerate(calls)]
+        joiner = "\n" if self.between is None else self.between
+        if self.has_own_section or not self.is_parallel:
+            return joiner.join(self.start + self.opening + call + self.ending + self.end for call in written)
+        return self.start + self.opening + joiner.join(written) + self.ending + self.end
+
+    def _written_call(self, number: int, name: str, arguments: Mapping[str, Any]) -> str:
+        keyed = self.arguments
+        if isinstance(keyed, JsonArguments):
+            text = json_text(arguments)
+        else:
+            text = keyed.between.join(keyed.written(key, value) for key, value in arguments.items())
+        filled = {INDEX: str(number), ID: _MADE_ID, ID_START: "", ID_STOP: ""}
+        head, middle, tail = (part.translate(str.maketrans(filled)) for part in (self.head, self.middle, self.tail))
+        return head + (inside_string(name) if self.name_is_quoted else name) + middle + text + tail
+
+
+_MARKUP = ("start", "opening", "head", "middle", "tail", "between", "ending", "end")
+_KEYED_MARKUP = ("key_opening", "value_opening", "value_ending", "between", "quote")
+"""The fields of a format and of its arguments that are markup."""
+
+_MADE_ID = "a1B2c3D4e"
+"""The id in written calls: calls and results are joined by their order where they are text."""
 
 
 ARGUMENTS_ALONE = CallFormat(
@@ -244,193 +320,87 @@ def _run_end(text: str, at: int, belongs: Callable[[str], bool]) -> int:
     return at
 
 
-def _tags(
-    start: str, end: str, *, opening: str = "", head: str, middle: str, tail: str, between: str, **keyed: str
-) -> CallFormat:
-    return CallFormat(
-        start=start,
-        opening=opening,
-        head=head,
-        middle=middle,
-        arguments=KeyedArguments(
-            key_opening=keyed["key"], value_opening=keyed["value"], value_ending=keyed["close"], between=keyed["join"]
-        ),
-        tail=tail,
-        between=between,
-        ending="",
-        end=end,
-        has_own_section=opening == "" and between == "\n",
-    )
-
-
 def known_formats(start: str, end: str) -> tuple[CallFormat, ...]:
     """The formats that mlx-lm's parsers read, between a model's own markers, where the template shows no call."""
-    json, own = JsonArguments(), True
+
+    def form(
+        call: str,
+        argument: str = "",
+        *,
+        section: str = "CALLS",
+        between: str = "",
+        joined: str = "",
+        has_own_section: bool = False,
+        **keyed: Any,
+    ) -> CallFormat:
+        """A format from a call with NAME and ARGUMENTS in it, an argument with KEY and VALUE ("": they are JSON)."""
+        head, middle, tail = re.split("NAME|ARGUMENTS", call)
+        opening, ending = section.split("CALLS")
+        arguments: JsonArguments | KeyedArguments = JsonArguments()
+        if argument:
+            before, inside, behind = re.split("KEY|VALUE", argument)
+            arguments = KeyedArguments(
+                key_opening=before, value_opening=inside, value_ending=behind, between=joined, **keyed
+            )
+        return CallFormat(
+            start=start,
+            opening=opening,
+            head=head,
+            middle=middle,
+            arguments=arguments,
+            tail=tail,
+            between=between,
+            ending=ending,
+            end=end,
+            has_own_section=has_own_section,
+        )
+
+    def each(call: str, argument: str = "", *, between: str = "\n", **keyed: Any) -> CallFormat:
+        return form(call, argument, between=between, has_own_section=True, **keyed)
+
+    def invoke(space: str) -> CallFormat:
+        call = f'<{space}invoke name="NAME">\nARGUMENTS</{space}invoke>\n'
+        return form(call, f'<{space}parameter name="KEY">VALUE</{space}parameter>\n', section="\nCALLS")
+
+    def pairs(tag: str) -> CallFormat:
+        return each("NAME\nARGUMENTS", f"<{tag}_key>KEY</{tag}_key>\n<{tag}_value>VALUE</{tag}_value>\n")
+
+    def bare(quote: str) -> CallFormat:
+        native: dict[str, Any] = {"joined": ",", "quote": quote, "is_native": True, "has_bare_keys": True}
+        return each("call:NAME{ARGUMENTS}", "KEY:VALUE", between="", **native)
+
+    typed = tuple((kind, f'" type="{kind}"<|sep|>') for kind in ("number", "boolean", "null", "object", "array"))
     return (
         # Qwen3-Coder, Qwen3.5
-        _tags(
-            start,
-            end,
-            head="\n<function=",
-            middle=">\n",
-            key="<parameter=",
-            value=">\n",
-            close="\n</parameter>\n",
-            join="",
-            tail="</function>\n",
-            between="\n",
-        ),
+        each("\n<function=NAME>\nARGUMENTS</function>\n", "<parameter=KEY>\nVALUE\n</parameter>\n"),
         # GLM-4.5 and later, Laguna; LongCat
-        *(
-            _tags(
-                start,
-                end,
-                head="",
-                middle="\n",
-                key=f"<{arg}_key>",
-                value=f"</{arg}_key>\n<{arg}_value>",
-                close=f"</{arg}_value>\n",
-                join="",
-                tail="",
-                between="\n",
-            )
-            for arg in ("arg", "longcat_arg")
-        ),
+        pairs("arg"),
+        pairs("longcat_arg"),
         # MiniCPM5
-        _tags(
-            start,
-            end,
-            head='"',
-            middle='">',
-            key='<param name="',
-            value='">',
-            close="</param>",
-            join="",
-            tail="",
-            between="\n",
-        ),
+        each('"NAME">ARGUMENTS', '<param name="KEY">VALUE</param>'),
         # MiniMax-M2; Muse
-        *(
-            _tags(
-                start,
-                end,
-                opening="\n",
-                head=f'<{space}invoke name="',
-                middle='">\n',
-                key=f'<{space}parameter name="',
-                value='">',
-                close=f"</{space}parameter>\n",
-                join="",
-                tail=f"</{space}invoke>\n",
-                between="",
-            )
-            for space in ("", "atem:")
-        ),
+        invoke(""),
+        invoke("atem:"),
         # Kimi-K3
-        CallFormat(
-            start=start,
-            opening="",
-            head='<|open|>call tool="',
-            middle=f'" index="{INDEX}"<|sep|>',
-            arguments=KeyedArguments(
-                key_opening='<|open|>argument key="',
-                value_opening='" type="string"<|sep|>',
-                value_ending="<|close|>argument<|sep|>",
-                openings=tuple(
-                    (kind, f'" type="{kind}"<|sep|>') for kind in ("number", "boolean", "null", "object", "array")
-                ),
-            ),
-            tail="<|close|>call<|sep|>",
-            between="",
-            ending="",
-            end=end,
+        form(
+            f'<|open|>call tool="NAME" index="{INDEX}"<|sep|>ARGUMENTS<|close|>call<|sep|>',
+            '<|open|>argument key="KEY" type="string"<|sep|>VALUE<|close|>argument<|sep|>',
+            openings=typed,
         ),
         # Gemma 4 and FunctionGemma
-        *(
-            CallFormat(
-                start=start,
-                opening="",
-                head="call:",
-                middle="{",
-                arguments=KeyedArguments(
-                    key_opening="",
-                    value_opening=":",
-                    value_ending="",
-                    between=",",
-                    quote=quote,
-                    is_native=True,
-                    has_bare_keys=True,
-                ),
-                tail="}",
-                between="",
-                ending="",
-                end=end,
-                has_own_section=own,
-            )
-            for quote in ('<|"|>', "<escape>")
-        ),
+        bare('<|"|>'),
+        bare("<escape>"),
         # LFM2
-        CallFormat(
-            start=start,
-            opening="[",
-            head="",
-            middle="(",
-            arguments=KeyedArguments(
-                key_opening="", value_opening="=", value_ending="", between=", ", quote="'", is_native=True
-            ),
-            tail=")",
-            between=", ",
-            ending="]",
-            end=end,
-        ),
+        form("NAME(ARGUMENTS)", "KEY=VALUE", section="[CALLS]", between=", ", joined=", ", quote="'", is_native=True),
         # Kimi-K2
-        CallFormat(
-            start=start,
-            opening="",
-            head=f"<|tool_call_begin|>{ID_START}functions.",
-            middle=f":{INDEX}{ID_STOP}<|tool_call_argument_begin|>",
-            arguments=json,
-            tail="<|tool_call_end|>",
-            between="",
-            ending="",
-            end=end,
+        form(
+            f"<|tool_call_begin|>{ID_START}functions.NAME:{INDEX}{ID_STOP}"
+            "<|tool_call_argument_begin|>ARGUMENTS<|tool_call_end|>"
         ),
         # Mistral since version 11 of its tokenizer
-        CallFormat(
-            start=start,
-            opening="",
-            head="",
-            middle="[ARGS]",
-            arguments=json,
-            tail="",
-            between="",
-            ending="",
-            end=end,
-            has_own_section=own,
-        ),
+        each("NAME[ARGS]ARGUMENTS", between=""),
         # Qwen2.5, Qwen3, Hermes
-        CallFormat(
-            start=start,
-            opening="",
-            head='\n{"name": "',
-            middle='", "arguments": ',
-            arguments=json,
-            tail="}\n",
-            between="\n",
-            ending="",
-            end=end,
-            has_own_section=own,
-        ),
+        each('\n{"name": "NAME", "arguments": ARGUMENTS}\n'),
         # Mistral before
-        CallFormat(
-            start=start,
-            opening="[",
-            head='{"name": "',
-            middle='", "arguments": ',
-            arguments=json,
-            tail="}",
-            between=", ",
-            ending="]",
-            end=end,
-        ),
+        form('{"name": "NAME", "arguments": ARGUMENTS}', section="[CALLS]", between=", "),
     )

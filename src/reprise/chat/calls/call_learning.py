@@ -40,7 +40,6 @@ from reprise.chat.calls.call_probes import (
     first_markup,
 )
 from reprise.chat.calls.call_reader import CallArguments, CallBegan, CallEnded, CallReader
-from reprise.chat.calls.call_writing import written_section
 from reprise.chat.calls.stated_calls import stated_format
 from reprise.chat.text_model import TextModel
 from reprise.chat.tools import make_calls
@@ -57,7 +56,7 @@ def learn_calls(text_model: TextModel) -> ModelCalls:
     known = _known(text_model)
     if known is None and (shown := _shown(text_model, has_plain_markers=True)) is not None:
         return shown
-    example = "" if known is None else written_section(known, [(NAME, {FIRST_KEY: FIRST_VALUE})])
+    example = "" if known is None else known.written([(NAME, {FIRST_KEY: FIRST_VALUE})])
     return ModelCalls(format=known, example=example, shows_tools=_shows_tools(text_model))
 
 
@@ -535,7 +534,7 @@ def _known(text_model: TextModel) -> CallFormat | None:
         specials = [text for text in ("[ARGS]", "<escape>", '<|"|>') if any(text in part for part in form.texts())]
         if any(text not in text_model.splitters for text in specials):
             continue
-        section = written_section(form, [("f", {"a": "b"})])
+        section = form.written([("f", {"a": "b"})])
         written = section[len(form.start) : len(section) - len(form.end)]
         try:
             parsed: Any = parse(written.strip(), [tool])

@@ -10,21 +10,31 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn, cast
 
-from reprise.chat.call_format import CallFormat, JsonArguments, KeyedArguments, Matched, Need, match_loosely
+from reprise.chat.call_format import (
+    CallFormat,
+    JsonArguments,
+    KeyedArguments,
+    Matched,
+    Need,
+    inside_string,
+    json_text,
+    match_loosely,
+)
 from reprise.chat.calls.call_values import (
     UNREAD,
     JsonScan,
     NotACall,
+    could_be_text,
     end_of,
-    inside_string,
+    is_text,
     json_or_none,
-    json_text,
+    property_schemas,
     read_literal,
     read_native,
     read_nested,
     spelled,
+    typed,
 )
-from reprise.chat.calls.tool_types import could_be_text, is_text, property_schemas, typed
 from reprise.chat.scan import num_held
 
 

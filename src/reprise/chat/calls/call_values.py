@@ -1,24 +1,146 @@
-"""The values of a call's arguments: where they end in a text, and what they say, in each language that models write.
+"""Values of a call's arguments: their types by the tools' schemas, where they end in a text, and what the text means.
 
-Pure functions of text; the reader (`call_reader`) says where a value begins and waits for more of it.
+Pure functions of text and schemas; `call_reader` finds where a value begins and waits for more text.
 """
 
 import ast
 import json
-from collections.abc import Callable, Sequence
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
-from reprise.chat.call_format import KeyedArguments
-from reprise.chat.calls.tool_types import read_json, schema_of_part, typed, types_of
+from reprise.chat.call_format import KeyedArguments, inside_string, json_text, type_name
+from reprise.chat.tools import function_of
+
+_ANY = frozenset(("string", "integer", "number", "boolean", "null", "object", "array"))
+_JSON_CHARS = frozenset(" \t\r\n,:.+-0123456789aeflnrstuE")
+"""Those of JSON values, outside of strings and brackets."""
+UNREAD = object()
+"""The value of a text that has none."""
 
 
 class NotACall(Exception):
     """The text is not of the format."""
 
 
-_JSON_CHARS = frozenset(" \t\r\n,:.+-0123456789aeflnrstuE")
-"""Those of values, outside of strings and brackets."""
-UNREAD = object()
+def property_schemas(tools: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, dict[str, Any]]]:
+    """The schemas of all functions' arguments by name, references resolved, each with the definitions."""
+    functions = [function_of(tool) for tool in tools]
+    return {
+        function["name"]: {
+            key: {**definitions_in(function["parameters"]), **resolved(schema, function["parameters"])}
+            for key, schema in function["parameters"]["properties"].items()
+        }
+        for function in functions
+        if isinstance(function.get("name"), str)
+    }
+
+
+def definitions_in(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """What a schema defines for references to it."""
+    return {name: schema[name] for name in ("$defs", "definitions") if name in schema}
+
+
+def schema_of_part(schema: Mapping[str, Any], key: str | None) -> dict[str, Any]:
+    """The schema of an object's value of this key, or (None) of a list's items; empty if nothing is said of it."""
+    ways = [schema, *(part for name in ("anyOf", "oneOf", "allOf") for part in schemas_in(schema.get(name, ())))]
+    for way in (resolved(dict(way), schema) for way in ways):
+        properties: Mapping[str, Any] = way.get("properties") or {}
+        part: Any = way.get("items") if key is None else properties.get(key, way.get("additionalProperties"))
+        if isinstance(part, dict):
+            return {**definitions_in(schema), **resolved(cast("dict[str, Any]", part), schema)}
+    return {}
+
+
+def resolved(schema: dict[str, Any], parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """The schema that a reference to one of the definitions stands for."""
+    match str(schema.get("$ref", "")).split("/"):
+        case ["#", ("$defs" | "definitions") as place, name]:
+            found: object = parameters.get(place, {}).get(name)
+            return cast("dict[str, Any]", found) if isinstance(found, dict) else schema
+        case _:
+            return schema
+
+
+def types_of(schema: Mapping[str, Any]) -> frozenset[str]:
+    """The JSON types that a value of this schema can have, as far as it says; empty if it says nothing."""
+    kinds: object = schema.get("type")
+    if isinstance(kinds, str):
+        return frozenset((kinds,))
+    if isinstance(kinds, list):
+        return frozenset(kind for kind in cast("list[object]", kinds) if isinstance(kind, str))
+    options: object = schema.get("enum", [schema["const"]] if "const" in schema else None)
+    if isinstance(options, list):
+        return frozenset(type_name(option) for option in cast("list[object]", options))
+    for key in ("anyOf", "oneOf", "allOf"):
+        parts: object = schema.get(key)
+        if isinstance(parts, list):
+            known = [
+                types_of(cast("dict[str, Any]", part)) for part in cast("list[object]", parts) if isinstance(part, dict)
+            ]
+            return frozenset[str]().union(*known) if all(known) else _ANY
+    return (
+        frozenset(("object",))
+        if "properties" in schema
+        else frozenset(("array",))
+        if "items" in schema
+        else frozenset()
+    )
+
+
+def schemas_in(parts: Any) -> list[dict[str, Any]]:
+    """Those of the parts that are schemas with keywords."""
+    return [cast("dict[str, Any]", part) for part in cast("list[object]", parts) if isinstance(part, dict)]
+
+
+def is_text(schema: Mapping[str, Any]) -> bool:
+    """Whether values are text and nothing else: what has no type is text to most parsers."""
+    kinds = types_of(schema)
+    return kinds == frozenset(("string",)) or (not kinds and "$ref" not in schema)
+
+
+def could_be_text(schema: Mapping[str, Any]) -> bool:
+    kinds = types_of(schema)
+    return not kinds or "string" in kinds
+
+
+def typed(text: str, schema: Mapping[str, Any] | None, *, kind: str | None = None) -> Any:
+    """The value that a text means: JSON, or Python's spelling of it; text where the schema has it or nothing else fits.
+
+    `kind`: the JSON type that the model named, or "json" for any but text.
+    """
+    value = read_literal(text)
+    if value is UNREAD and text.lower() not in ("true", "false"):
+        return text
+    value = text.lower() == "true" if value is UNREAD else value
+    if kind is not None:
+        return value
+    kinds = types_of(schema or {})
+    if not kinds:
+        # Of a value without a type only what is clearly no text is taken for something else.
+        return cast("Any", value) if isinstance(value, dict | list) else text
+    if type_name(value) in kinds or (type_name(value) == "integer" and "number" in kinds):
+        return value
+    if isinstance(value, float) and value.is_integer() and "integer" in kinds:
+        return int(value)
+    return text
+
+
+def read_json(text: str) -> Any:
+    """What a JSON text says. A number beyond a float's range is the largest one: infinity cannot be sent as JSON.
+
+    Raises ValueError and RecursionError.
+    """
+    return json.loads(text, parse_float=_finite, parse_constant=_refuse)
+
+
+def _finite(number: str) -> float:
+    return max(-sys.float_info.max, min(sys.float_info.max, float(number)))
+
+
+def _refuse(word: str) -> Any:
+    raise ValueError(word)
 
 
 class JsonScan:
@@ -93,7 +215,7 @@ def read_nested(text: str, keyed: KeyedArguments, schema: dict[str, Any], *, spe
         if key_end < 0 or key == "" or stop < 0:
             raise NotACall
         parts.append((spell(key), body[start:stop]))
-        at = _after_space(f"{body}.", stop + len(ending))
+        at = len(body) - len(body[stop + len(ending) :].lstrip())
     if at < len(body) and parts:
         raise NotACall
     is_list = "object" not in kinds if "array" in kinds else not kinds
@@ -106,66 +228,23 @@ def read_nested(text: str, keyed: KeyedArguments, schema: dict[str, Any], *, spe
     return typed(spell(body), schema)
 
 
+_BARE_KEY = re.compile(r"([{,])\s*([^{},:]+?)\s*:")
+
+
 def read_native(text: str, *, quote: str) -> Any:
     """A value whose objects have bare keys and whose text stands between `quote`s; `UNREAD` if it is none."""
     parts = text.split(quote) if quote else [text]
-    strings = parts[1::2]
     if len(parts) % 2 == 0:
         return UNREAD
-    source = "".join(part if i % 2 == 0 else f"\0{i // 2}\0" for i, part in enumerate(parts))
-    try:
-        value, at = _native_at(source, 0, strings)
-    except (ValueError, IndexError, RecursionError):
-        return UNREAD
-    return value if source[at:].strip() == "" else UNREAD
+    for index, part in enumerate(parts):
+        # Python's syntax takes no lone surrogates, which stand for special tokens.
+        quoted = json_text(part).encode(errors="backslashreplace").decode()
+        parts[index] = quoted if index % 2 else _BARE_KEY.sub(_with_quotes, part)
+    return read_literal("".join(parts))
 
 
-def _native_at(source: str, at: int, strings: Sequence[str]) -> tuple[Any, int]:
-    at = _after_space(source, at)
-    char = source[at]
-    if char == "{":
-        made: dict[str, Any] = {}
-        at = _after_space(source, at + 1)
-        while source[at] != "}":
-            colon = source.index(":", at)
-            key = source[at:colon].strip().strip("\"'")
-            key = strings[int(key[1:-1])] if key.startswith("\0") else key
-            made[key], at = _native_at(source, colon + 1, strings)
-            at = _after_comma(source, at, "}")
-        return made, at + 1
-    if char == "[":
-        items: list[Any] = []
-        at = _after_space(source, at + 1)
-        while source[at] != "]":
-            item, at = _native_at(source, at, strings)
-            items.append(item)
-            at = _after_comma(source, at, "]")
-        return items, at + 1
-    end = at
-    while end < len(source) and source[end] not in ",]}":
-        end += 1
-    word = source[at:end].strip()
-    if word.startswith("\0") and word.endswith("\0"):
-        return strings[int(word[1:-1])], end
-    value = read_literal(word)
-    if value is UNREAD:
-        raise ValueError(word)
-    return value, end
-
-
-def _after_space(source: str, at: int) -> int:
-    while source[at].isspace():
-        at += 1
-    return at
-
-
-def _after_comma(source: str, at: int, closing: str) -> int:
-    at = _after_space(source, at)
-    if source[at] == ",":
-        return _after_space(source, at + 1)
-    if source[at] != closing:
-        raise ValueError(source)
-    return at
+def _with_quotes(key: re.Match[str]) -> str:
+    return key[1] + json_text(key[2].strip("\"'")) + ":"
 
 
 class _JsonWords(ast.NodeTransformer):
@@ -209,11 +288,3 @@ def spelled(value: Any, spell: Callable[[str], str]) -> Any:
             return {spell(key): spelled(item, spell) for key, item in cast("dict[str, Any]", value).items()}
         case _:
             return value
-
-
-def json_text(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, default=str)
-
-
-def inside_string(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)[1:-1]

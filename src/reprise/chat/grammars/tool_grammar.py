@@ -13,15 +13,23 @@ from dataclasses import replace
 from typing import Any, cast
 
 from reprise.chat.answers.markup import is_harmony
-from reprise.chat.call_format import ID, ID_START, ID_STOP, INDEX, CallFormat, JsonArguments, KeyedArguments
-from reprise.chat.calls.tool_types import (
+from reprise.chat.call_format import (
+    ID,
+    ID_START,
+    ID_STOP,
+    INDEX,
+    CallFormat,
+    JsonArguments,
+    KeyedArguments,
+    type_name,
+)
+from reprise.chat.calls.call_values import (
     could_be_text,
     definitions_in,
     is_text,
     resolved,
     schema_of_part,
     schemas_in,
-    type_name,
     types_of,
 )
 from reprise.chat.grammars.grammar import (

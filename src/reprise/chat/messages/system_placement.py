@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, cast
 
-from reprise.chat.calls.call_writing import written_section
 from reprise.chat.message_format import USUAL_IDS, joined_text
 from reprise.chat.messages import rewriting
 from reprise.chat.request import ChatRequest, Message
@@ -168,7 +167,7 @@ def _call_writer(text_model: TextModel) -> rewriting.CallWriter:
         if form is None:
             plain = ({"name": name, "arguments": arguments} for name, arguments in calls)
             return "\n".join(json.dumps(call, ensure_ascii=False, default=str) for call in plain)
-        return written_section(form, [(name, _in_mapping(arguments)) for name, arguments in calls])
+        return form.written([(name, _in_mapping(arguments)) for name, arguments in calls])
 
     return write
 
