@@ -14,8 +14,8 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest

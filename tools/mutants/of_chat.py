@@ -25,8 +25,8 @@ CHAT_MUTANTS = (
     _mutant(
         "_until_turn_end",
         "what opens the result is taken for the end of the call",
-        "(*ends, marker, probes.opens_result)",
-        "(*ends, marker)",
+        "(*probes.message_ends, marker, probes.opens_result)",
+        "(*probes.message_ends, marker)",
         _LEARNT,
     ),
     _mutant(
@@ -74,7 +74,7 @@ CHAT_MUTANTS = (
     _mutant(
         "_sequence",
         "what stands before the first call is taken to stand before each",
-        "lead[: len(lead) - shared]",
+        "lead[:head_at]",
         "lead",
         _LEARNT,
     ),
@@ -142,10 +142,10 @@ CHAT_MUTANTS = (
         _GRAMMARS,
     ),
     _mutant(
-        "create_completion",
+        "_start",
         "all answers of a request are computed at a time",
-        "max(1, service.limits.max_choices // requests[0].num_choices)",
-        "len(requests)",
+        "max(1, service.limits.max_choices // asked[0].num_choices)",
+        "len(asked)",
         _OTHER_ROUTES,
     ),
     _mutant(

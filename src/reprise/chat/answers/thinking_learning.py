@@ -7,20 +7,25 @@ is the markup. Reasoning that a template writes beside tool calls alone is looke
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
-from typing import Any
 
 from reprise.chat.answers.markup import is_harmony
-from reprise.chat.message_format import shortened_id
-from reprise.chat.request import ChatRequest, Message
-from reprise.chat.templates.template import ChatTemplate
+from reprise.chat.calls.call_learning import (
+    ASKED,
+    FIRST_KEY,
+    FIRST_VALUE,
+    NAME,
+    QUESTION,
+    WORDS,
+    CallProbes,
+    NotLearnt,
+    answer,
+    call_chat,
+)
+from reprise.chat.request import Message
 from reprise.chat.text_model import TextModel
-from reprise.core.errors import BadRequest
 
-_ASKED, _THOUGHT, _WORDS = "Sycamore", "Thimble", "Rowboat"
-_NAME = "turnstile"
+_THOUGHT = "Thimble"
 _TAG = r"<[^\s<>]+>|\[[A-Z][A-Z_ ]*\]|\[/[A-Z_]+\]"
-_ID = shortened_id(_NAME, 9)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,59 +60,61 @@ class _ThinkingProbes:
     """Renders answers with and without reasoning."""
 
     def __init__(self, text_model: TextModel) -> None:
-        self._template = ChatTemplate(text_model)
-        self._splitters = sorted((text for text in text_model.splitters if text), key=len, reverse=True)
-        self._ends = [end for end in (text_model.decode([token]) for token in text_model.eos) if end]
+        self._probes = CallProbes(text_model, None)
+        self._splitters, self._ends = self._probes.splitters, self._probes.message_ends
         self._known = [mark for mark in (text_model.think_start, text_model.think_end) if mark]
 
     def around_words(self) -> tuple[str, ...]:
         """The special tokens that content begins and ends with; nothing if it stands alone."""
-        prompt, words = self._prompt(), self._text((_answer(),))
-        if prompt is None or words is None or _WORDS not in words:
+        prompt, words = self._prompt(), self._text(answer({}))
+        if prompt is None or words is None or WORDS not in words:
             return ()
-        at = words.rfind(_WORDS)
+        at = words.rfind(WORDS)
         lead = words[_shared(prompt, words, self._splitters) : at]
         for mark in self._known:
             lead = lead.replace(mark, "")
         opening = lead.strip()
-        if opening not in self._splitters or opening in self._ends or opening in prompt[prompt.rfind(_ASKED) :]:
+        if opening not in self._splitters or opening in self._ends or opening in prompt[prompt.rfind(ASKED) :]:
             return ()
-        closing = self._special_at(words[at + len(_WORDS) :])
+        closing = self._special_at(words[at + len(WORDS) :])
         return (opening, closing) if closing is not None and closing not in self._ends else (opening,)
 
     def marks(self, opening: str) -> _Marks | None:
         """What stands around reasoning. `opening`: what content begins with."""
-        plain = self._text((_answer(),)) or ""
-        for chat in ((_answer(_THOUGHT),), (_answer(_THOUGHT), _question()), (_call(_THOUGHT), _RESULT)):
-            text = self._text(chat)
+        plain = self._text(answer({})) or ""
+        thought = {"reasoning_content": _THOUGHT}
+        thoughtful = answer(thought)
+        call, result = call_chat([(NAME, {FIRST_KEY: FIRST_VALUE})])
+        for chat in ((thoughtful,), (thoughtful, QUESTION), ({**call, **thought}, result)):
+            text = self._text(*chat)
             at = -1 if text is None else text.rfind(_THOUGHT)
             if text is None or at < 0:
                 continue
             end = self._end(text[at + len(_THOUGHT) :], opening)
             for start in (self._last_markup(text[:at]), self._begun(text[:at])):
-                is_apart = start != "" and not _stands_in(start, end, plain[plain.rfind(_ASKED) :])
+                is_apart = start != "" and not _stands_in(start, end, plain[plain.rfind(ASKED) :])
                 if is_apart and end not in ("", start, *self._ends):
                     return _Marks(start=start, end=end)
         return None
 
     def _end(self, behind: str, opening: str) -> str:
         """What ends reasoning, from what stands behind it."""
-        between = re.split(f"{_WORDS}|{_NAME}", behind)[0].strip()
-        if opening and _WORDS in behind and between.endswith(opening):
+        between = re.split(f"{WORDS}|{NAME}", behind)[0].strip()
+        if opening and WORDS in behind and between.endswith(opening):
             return between.removesuffix(opening).rstrip()
         return self._special_at(between) or _tag_at(between)
 
     def _prompt(self) -> str | None:
         """A question with the generation prompt; None if the template has none."""
-        prompt, bare, other = self._text((), has_prompt=True), self._text(()), self._text((_question(),))
+        prompt, bare, other = self._text(has_prompt=True), self._text(), self._text(QUESTION)
         has_one = prompt != bare or (prompt is not None and other is not None and not other.startswith(prompt))
         return prompt if has_one else None
 
     def _begun(self, before: str) -> str:
         """The words with which the generation prompt alone begins the reasoning; "" if it does not."""
         prompt = self._prompt()
-        opened = before[before.rfind(_ASKED) :]
-        begun = "" if prompt is None else prompt[prompt.rfind(_ASKED) :]
+        opened = before[before.rfind(ASKED) :]
+        begun = "" if prompt is None else prompt[prompt.rfind(ASKED) :]
         return begun[len(opened) :].strip() if begun.startswith(opened) else ""
 
     def _last_markup(self, text: str) -> str:
@@ -120,14 +127,10 @@ class _ThinkingProbes:
         text = text.lstrip()
         return next((special for special in self._splitters if text.startswith(special)), None)
 
-    def _text(self, messages: Sequence[Message], *, has_prompt: bool = False) -> str | None:
-        request = ChatRequest(
-            messages=(_question(), *messages), tools=(_TOOL,), template_options={"enable_thinking": True}
-        )
+    def _text(self, *messages: Message, has_prompt: bool = False) -> str | None:
         try:
-            context, _ = self._template.open_scene(request, datetime(2031, 3, 4))
-            return self._template.text(context, request.messages, has_prompt=has_prompt)
-        except BadRequest:
+            return self._probes.render(QUESTION, *messages, has_prompt=has_prompt)
+        except NotLearnt:
             return None
 
 
@@ -151,32 +154,3 @@ def _shared(one: str, other: str, splitters: Sequence[str]) -> int:
             if other.startswith(special, at):
                 return at
     return length
-
-
-def _question() -> Message:
-    return {"role": "user", "content": _ASKED}
-
-
-def _answer(thought: str | None = None) -> Message:
-    return {"role": "assistant", "content": _WORDS, **_thinking(thought)}
-
-
-def _call(thought: str | None = None) -> Message:
-    function = {"name": _NAME, "arguments": {"gate": "north"}}
-    call = {"id": _ID, "type": "function", "function": function}
-    return {"role": "assistant", "content": "", "tool_calls": [call], **_thinking(thought)}
-
-
-def _thinking(thought: str | None) -> dict[str, Any]:
-    return {} if thought is None else {"reasoning_content": thought}
-
-
-_RESULT: Message = {"role": "tool", "content": "seen", "tool_call_id": _ID, "name": _NAME}
-_TOOL = {
-    "type": "function",
-    "function": {
-        "name": _NAME,
-        "description": "Counts who passes.",
-        "parameters": {"type": "object", "properties": {"gate": {"type": "string", "description": "Which."}}},
-    },
-}

@@ -9,6 +9,10 @@ meant.
 import json
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cached_property
 from typing import Any
 
 from reprise.chat.call_format import (
@@ -21,31 +25,173 @@ from reprise.chat.call_format import (
     ModelCalls,
     known_formats,
 )
-from reprise.chat.calls.call_probes import (
-    ASKED,
-    FIRST_KEY,
-    FIRST_VALUE,
-    FORMS,
-    IDS,
-    NAME,
-    OTHER,
-    PROBE_TOOLS,
-    SECOND_KEY,
-    SECOND_VALUE,
-    TYPED,
-    WORDS,
-    CallProbes,
-    MadeCall,
-    NotLearnt,
-    first_markup,
-)
 from reprise.chat.calls.call_reader import CallArguments, CallBegan, CallEnded, CallReader
 from reprise.chat.calls.stated_calls import stated_format
+from reprise.chat.message_format import REASONING_KEYS, Form
+from reprise.chat.request import ChatRequest, Message
+from reprise.chat.templates.template import ChatTemplate, RenderContext
 from reprise.chat.text_model import TextModel
 from reprise.chat.tools import make_calls
+from reprise.core.errors import BadRequest
+
+NAME, OTHER = "turnstile", "quarry"
+FIRST_KEY, SECOND_KEY = "zebra", "yacht"
+FIRST_VALUE, SECOND_VALUE = "Falcon over", "Mango under"
+WORDS, ASKED = "Rowboat", "Sycamore"
+IDS = ("kP3xQ9vL2", "mT7wZ4bN8")
+"""Some templates require nine letters or digits."""
+
+TYPED: Mapping[str, Any] = {
+    "string": FIRST_VALUE,
+    "number": 4711,
+    "boolean": True,
+    "null": None,
+    "object": {"inner": [31, "Quince"]},
+    "array": [17, "Quince"],
+}
+_LIST = {"type": "array", "items": {"type": ["integer", "string"]}}
+_SCHEMAS: Mapping[str, Any] = {
+    **{f"{kind}_{FIRST_KEY}": {"type": kind} for kind in TYPED},
+    f"object_{FIRST_KEY}": {"type": "object", "properties": {"inner": _LIST}},
+    f"array_{FIRST_KEY}": _LIST,
+    FIRST_KEY: {"type": "string"},
+    SECOND_KEY: {"type": "string"},
+}
+
+
+def _probe_tools(schemas: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
+    parameters: dict[str, Any] = {"type": "object", "properties": schemas, "required": []}
+    return tuple(
+        {"type": "function", "function": {"name": name, "description": "Counts.", "parameters": parameters}}
+        for name in (NAME, OTHER)
+    )
+
+
+PROBE_TOOLS = _probe_tools(_SCHEMAS)
+_SHOWN_TOOLS = _probe_tools({key: {"type": "string", "description": "It."} for key in _SCHEMAS})
+"""What templates are shown of them: some know few types, and recurse without end at `null` or a list of types."""
+
+MadeCall = tuple[str, Mapping[str, Any]]
+
+FORMS = tuple(
+    Form(has_text_arguments=as_text, fills_content=fills, has_null_content=not fills)
+    for fills in (True, False)
+    for as_text in (False, True)
+)
+
+
+_MARKER = re.compile(r"<\|[^|<>{}\s'\"]+\|>|\]<\][a-z]+\[>\[")
+"""How special tokens look that a tokenizer may lack: a template that was put on another model's, or a converted one."""
 
 _TYPED_SECTION = ("<|open|>tools<|sep|>", "<|close|>tools<|sep|>")
 """The section of Kimi-K3, whose markers all begin alike: what ends a message begins the end of an argument, too."""
+
+
+class NotLearnt(Exception):
+    """The renderings do not show a format."""
+
+
+class CallProbes:
+    """Renderings of made-up chats, with calls and without."""
+
+    def __init__(self, text_model: TextModel, form: Form | None, *, has_plain_markers: bool = False) -> None:
+        """`form` None: the one that the template takes, with thinking on.
+
+        `has_plain_markers`: what the template writes like special tokens counts as such, with any tokenizer.
+        """
+        self.text_model = text_model
+        self._template = ChatTemplate(text_model)
+        self._form = form
+        written = _MARKER.findall(text_model.template_source) if has_plain_markers else ()
+        self.splitters = sorted({text for text in (*text_model.splitters, *written) if text}, key=len, reverse=True)
+        self.message_ends = [end for end in (text_model.decode([token]) for token in text_model.eos) if end]
+
+    def calls(self, calls: Sequence[MadeCall], *, content: str | None = None, has_results: bool = True) -> str:
+        """The chat in which the model made these calls, and each has its result."""
+        called, *results = call_chat(calls, content=content)
+        return self.render(QUESTION, called, *(results if has_results else ()))
+
+    def words(self, *, reasoning: Mapping[str, str] | None = None, has_prompt: bool = False) -> str:
+        """The chat in which the model answered in words."""
+        return self.render(QUESTION, answer(reasoning or {}), QUESTION, has_prompt=has_prompt)
+
+    @cached_property
+    def outside(self) -> tuple[str, ...]:
+        """What stands in chats without calls, from the first question on."""
+        texts: list[str] = []
+        for key in dict.fromkeys(("content", *REASONING_KEYS, "tool_plan")):
+            with suppress(NotLearnt):
+                text = self.words(reasoning={key: WORDS}, has_prompt=True)
+                texts.append(text[text.find(ASKED) :])
+        return tuple(texts)
+
+    @cached_property
+    def opens_result(self) -> str:
+        """The special token that the result of a call begins with; "" if it begins with none, or that is not shown."""
+        called = [(NAME, {FIRST_KEY: FIRST_VALUE})]
+        try:
+            with_result, without = self.calls(called), self.calls(called, has_results=False).rstrip()
+        except NotLearnt:
+            return ""
+        markup = first_markup(with_result.removeprefix(without), self.splitters)
+        return markup if with_result.startswith(without) and markup in self.splitters else ""
+
+    def instructions(self) -> tuple[str, str]:
+        """A question with tools and one without."""
+        return self.render(QUESTION, has_prompt=True), self.render(QUESTION, has_tools=False, has_prompt=True)
+
+    def render(self, *messages: Message, has_tools: bool = True, has_prompt: bool = False) -> str:
+        """The text of this chat. Raises NotLearnt where the template cannot render it."""
+        if self.text_model.render is None:
+            raise NotLearnt
+        options = {} if self._form is not None else {"enable_thinking": True}
+        request = ChatRequest(messages=messages, tools=_SHOWN_TOOLS if has_tools else (), template_options=options)
+        moment = datetime(2031, 3, 4)
+        try:
+            if self._form is None:
+                context, _ = self._template.open_scene(request, moment)
+            else:
+                context = RenderContext(request=request, moment=moment, form=self._form)
+            return self._template.text(context, request.messages, has_prompt=has_prompt)
+        except BadRequest as failed:
+            raise NotLearnt from failed
+
+
+QUESTION: Message = {"role": "user", "content": ASKED}
+
+
+def answer(reasoning: Mapping[str, str]) -> Message:
+    """A message in which the model answered in words."""
+    return {"role": "assistant", "content": WORDS, **reasoning}
+
+
+def call_chat(calls: Sequence[MadeCall], *, content: str | None = "") -> tuple[Message, ...]:
+    """A message in which the model made these calls, and the result of each."""
+    made = [
+        (made_id, {"name": name, "arguments": arguments})
+        for made_id, (name, arguments) in zip(IDS, calls, strict=False)
+    ]
+    return (
+        {
+            "role": "assistant",
+            "content": content,
+            "tool_calls": [{"id": made_id, "type": "function", "function": function} for made_id, function in made],
+        },
+        *(
+            {"role": "tool", "content": "seen", "tool_call_id": made_id, "name": function["name"]}
+            for made_id, function in made
+        ),
+    )
+
+
+def first_markup(text: str, splitters: Sequence[str]) -> str:
+    """The markup that a text begins with, white space left out."""
+    text = text.lstrip()
+    special = next((special for special in splitters if text.startswith(special)), None)
+    if special is not None:
+        return special
+    tag = re.match(r"<[^\s<>]+>|\S+", text)
+    return "" if tag is None else tag[0]
 
 
 def learn_calls(text_model: TextModel) -> ModelCalls:
@@ -72,6 +218,70 @@ def _shown(text_model: TextModel, *, has_plain_markers: bool) -> ModelCalls | No
     return None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Around:
+    """What stands around the items of a sequence: `opening` (`head` item `tail`, joined by `between`) `ending`.
+
+    `between` is None where a template writes one item at a time.
+    """
+
+    opening: str
+    head: str
+    tail: str
+    between: str | None
+    ending: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draft:
+    """A format as the renderings show it: the markers at which content ends and begins again are still in `around`."""
+
+    around: Around
+    middle: str
+    arguments: JsonArguments | KeyedArguments
+    words_name: str
+
+    def format(self, probes: CallProbes) -> CallFormat:
+        """The format, which the reader reads all made-up calls with. Raises NotLearnt."""
+        opening, head, tail = (_with_holes(text) for text in (self.around.opening, self.around.head, self.around.tail))
+        between, ending = self.around.between, self.around.ending
+        has_own = opening.strip() == "" and between is not None
+        whole_lead = (opening + head).lstrip()
+        start, lead = (whole_lead, whole_lead) if self.words_name else _call_start(probes, whole_lead)
+        opening = lead[: len(lead) - len(head)] if len(lead) > len(head) else ""
+        if has_own or between is None:
+            head, opening = lead[len(start) :], ""
+            whole_tail = (tail + ending if between is None else tail).rstrip()
+            end = _end_marker(whole_tail, probes.splitters)
+            tail, ending = whole_tail.removesuffix(end), ""
+            has_own = True
+        elif len(opening.lstrip()) >= len(start):
+            opening = opening.lstrip()[len(start) :]
+            end = _end_marker(ending, probes.splitters)
+            ending = ending.rstrip().removesuffix(end)
+        else:
+            raise NotLearnt
+        found = CallFormat(
+            start=start,
+            opening=opening,
+            head=head,
+            middle=_with_holes(self.middle),
+            arguments=self.arguments,
+            tail=tail,
+            between=between,
+            ending=ending,
+            end=end,
+            has_own_section=has_own,
+            is_bare=not _is_marker(start, probes.splitters),
+            words_name=self.words_name,
+        )
+        if any(end in text for end in probes.message_ends for text in found.texts()):
+            # The model cannot write beyond it.
+            raise NotLearnt
+        _check(probes, found)
+        return found
+
+
 def _learn(probes: CallProbes) -> CallFormat:
     if probes.text_model.render is None:
         raise NotLearnt
@@ -84,27 +294,18 @@ def _learn(probes: CallProbes) -> CallFormat:
     if lead == "":
         lead = begun = _begun(probes)
     arguments, middle, final = _arguments(probes, one[name_at + len(NAME) :], name_at)
-    two = _two_calls(probes, name_at, middle, arguments)
     last = _until_turn_end(probes, final)
+    two = _two_calls(probes, name_at, middle, arguments)
+    index_middle = middle
     if two is None:
-        opening, head, tail, between, ending = "", lead, last, None, ""
-        index_middle = middle
+        around = Around(opening="", head=lead, tail=last, between=None, ending="")
     else:
         inter, index_middle, last_of_two = two
         # Some templates end a section only if it has several calls.
         last = last_of_two if last_of_two.startswith(last.rstrip()) else last
-        opening, head, tail, between, ending = _sequence(lead, inter, last, probes.splitters)
-    return _whole(
-        probes,
-        opening=_with_holes(opening),
-        head=_with_holes(head),
-        middle=_with_holes(index_middle),
-        tail=_with_holes(tail),
-        between=between,
-        ending=ending,
-        arguments=arguments,
-        words_name=_words_name(probes, begun, middle) if begun else "",
-    )
+        around = _sequence(lead, inter, last, probes.splitters)
+    words_name = _words_name(probes, begun, middle) if begun else ""
+    return Draft(around=around, middle=index_middle, arguments=arguments, words_name=words_name).format(probes)
 
 
 def _begun(probes: CallProbes) -> str:
@@ -183,7 +384,9 @@ def _keyed(probes: CallProbes, after_name: str, name_at: int) -> tuple[KeyedArgu
     named = re.match(rf"[^{KEY}]*?{KEY}[^\s{KEY}]*?>", inter.replace(SECOND_KEY, KEY))
     item = ""
     if named is None:
-        before, key_opening, value_ending, between, after = _sequence(lead, inter, ending, probes.splitters)
+        around_each = _sequence(lead, inter, ending, probes.splitters)
+        before, after, between = around_each.opening, around_each.ending, around_each.between or ""
+        key_opening, value_ending = around_each.head, around_each.tail
     else:
         # The key stands in what ends its value.
         value_ending, key_opening, between = named[0], inter[len(named[0].replace(KEY, SECOND_KEY)) :], ""
@@ -194,7 +397,7 @@ def _keyed(probes: CallProbes, after_name: str, name_at: int) -> tuple[KeyedArgu
         item = _item(rest({FIRST_KEY: {OTHER: [SECOND_VALUE]}}), key_opening, opening)
     # Without arguments what stands around them is still there.
     bare = _until_turn_end(probes, nothing)
-    if between is None or not _loosely_equal(bare, before + after):
+    if "".join(bare.split()) != "".join((before + after).split()):
         raise NotLearnt
     kinds: dict[str, tuple[str, str]] = {}
     for kind, value in TYPED.items():
@@ -310,8 +513,8 @@ def _with_holes(text: str) -> str:
     return text
 
 
-def _sequence(lead: str, inter: str, last: str, splitters: Sequence[str]) -> tuple[str, str, str, str | None, str]:
-    """Opening, what stands before each item, behind each, between two, and ending, from what is seen around items.
+def _sequence(lead: str, inter: str, last: str, splitters: Sequence[str]) -> Around:
+    """What stands around each item and around all, from the text around two of them.
 
     `lead` = opening + before; `inter` = behind + between + before; `last` = behind + ending.
     """
@@ -319,14 +522,15 @@ def _sequence(lead: str, inter: str, last: str, splitters: Sequence[str]) -> tup
     lead, inter = _numbered_suffix(lead, inter)
     behind = _whole_markup(inter, _common_length(inter, last), splitters)
     behind = min(behind, _whole_markup(last, behind, splitters))
-    tail = inter[:behind]
     rest = inter[behind:]
-    shared = _common_suffix(lead, rest)
-    shared = len(lead) - _whole_markup_back(lead, len(lead) - shared, splitters)
-    head = lead[len(lead) - shared :]
-    between = rest[: len(rest) - shared]
-    # White space that is there in any case belongs to what is between.
-    return lead[: len(lead) - shared], head, tail, between, last[len(tail) :]
+    head_at = _whole_markup_back(lead, len(lead) - _common_suffix(lead, rest), splitters)
+    return Around(
+        opening=lead[:head_at],
+        head=lead[head_at:],
+        tail=inter[:behind],
+        between=rest[: len(rest) - (len(lead) - head_at)],
+        ending=last[behind:],
+    )
 
 
 def _numbered_suffix(lead: str, inter: str) -> tuple[str, str]:
@@ -337,57 +541,6 @@ def _numbered_suffix(lead: str, inter: str) -> tuple[str, str]:
     if INDEX not in plain[len(plain) - shared :] or shared <= exact:
         return lead, inter
     return plain, other
-
-
-def _whole(
-    probes: CallProbes,
-    *,
-    opening: str,
-    head: str,
-    middle: str,
-    tail: str,
-    between: str | None,
-    ending: str,
-    arguments: JsonArguments | KeyedArguments,
-    words_name: str,
-) -> CallFormat:
-    """The format, with the markers at which content ends and begins again taken out of what is around the calls."""
-    has_own = opening.strip() == "" and between is not None
-    whole_lead = (opening + head).lstrip()
-    start, lead = (whole_lead, whole_lead) if words_name else _call_start(probes, whole_lead)
-    opening = lead[: len(lead) - len(head)] if len(lead) > len(head) else ""
-    if has_own or between is None:
-        head, opening = lead[len(start) :], ""
-        whole_tail = tail + ending if between is None else tail
-        end = _end_marker(whole_tail, probes.splitters)
-        tail, ending = whole_tail.rstrip()[: len(whole_tail.rstrip()) - len(end)], ""
-        has_own = True
-    elif len(opening.lstrip()) >= len(start):
-        opening = opening.lstrip()[len(start) :]
-        end = _end_marker(ending, probes.splitters)
-        ending = ending.rstrip()[: len(ending.rstrip()) - len(end)]
-    else:
-        raise NotLearnt
-    found = CallFormat(
-        start=start,
-        opening=opening,
-        head=head,
-        middle=middle,
-        arguments=arguments,
-        tail=tail,
-        between=between,
-        ending=ending,
-        end=end,
-        has_own_section=has_own,
-        is_bare=not _is_marker(start, probes.splitters),
-        words_name=words_name,
-    )
-    ends = [probes.text_model.decode([token]) for token in probes.text_model.eos]
-    if any(end in text for end in ends if end for text in found.texts()):
-        # The model cannot write beyond it.
-        raise NotLearnt
-    _check(probes, found)
-    return found
 
 
 def _before_name(probes: CallProbes) -> str:
@@ -589,11 +742,10 @@ def _until_turn_end(probes: CallProbes, text: str) -> str:
     """The text up to what ends a message."""
     words = probes.words()
     behind = words[words.rfind(WORDS) + len(WORDS) :]
-    ends = [text_of for text_of in (probes.text_model.decode([token]) for token in probes.text_model.eos) if text_of]
     marker = first_markup(behind, probes.splitters)
     seen = text.find("seen")
     said = text if seen < 0 else text[:seen]
-    places = [at for end in (*ends, marker, probes.opens_result) if end and (at := said.find(end)) >= 0]
+    places = [at for end in (*probes.message_ends, marker, probes.opens_result) if end and (at := said.find(end)) >= 0]
     if not places:
         # Nothing ends the message: what stands between two others opens the next.
         between = behind.partition(ASKED)[0]
@@ -630,17 +782,9 @@ def _whole_markup_back(text: str, at: int, splitters: Sequence[str]) -> int:
     return at if rest is None else at + rest.end()
 
 
-def _loosely_equal(one: str, other: str) -> bool:
-    return "".join(one.split()) == "".join(other.split())
-
-
 def _common_length(one: str, other: str) -> int:
-    length = 0
-    for a, b in zip(one, other, strict=False):
-        if a != b:
-            break
-        length += 1
-    return length
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((index for index, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
 def _common_suffix(one: str, other: str) -> int:
