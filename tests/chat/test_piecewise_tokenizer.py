@@ -126,6 +126,26 @@ def test_another_text_in_the_same_place_is_tokenized_as_ever() -> None:
     )
 
 
+def test_what_is_equal_is_not_tokenized_again_to_be_compared() -> None:
+    model, calls = counting(MODEL)
+    # No memory: what is looked up is tokenized.
+    tokenizer = PieceTokenizer(model, nbytes=0)
+    chat = "<|im_start|>user\nHello there<|im_end|>\n" * 100
+    known = tokenizer.tokenize(chat + "<|im_start|>user\nAlpha")
+    calls.clear()
+    assert tokenizer.shared(known, chat + "<|im_start|>user\nBravo") == len(MODEL.encode(chat + "<|im_start|>user\n"))
+    assert sum(calls) < 100
+
+
+def test_another_spelling_learned_since_is_compared() -> None:
+    tokenizer = PieceTokenizer(MODEL)
+    start, text = "<|im_start|>assistant\n", "Hello there<|im_end|>\n"
+    prompt, known = tokenizer.tokenize(start), tokenizer.tokenize(start + text)
+    assert tokenizer.shared(known, start + text) == len(known.tokens)
+    tokenizer.learn(prompt, spelled_out("Hello there<|im_end|>"))
+    assert tokenizer.shared(known, start + text) < len(known.tokens)
+
+
 def test_tokens_that_spell_a_seam_out_are_not_used() -> None:
     tokenizer = PieceTokenizer(MODEL)
     start = "<|im_start|>assistant\n"

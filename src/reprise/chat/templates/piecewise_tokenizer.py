@@ -97,6 +97,8 @@ class Seams:
         # Leftmost, then longest, as tokenizers match their added tokens.
         longest_first = sorted(self._splitters, key=len, reverse=True)
         self._pattern = re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
+        self.longest = max(map(len, longest_first), default=0)
+        """The most characters of a splitter."""
         if not self._works_together():
             self._pattern = None
 
@@ -115,11 +117,10 @@ class Seams:
         text = self._texts.get(token)
         return text is not None and self._pattern is not None and self.is_seam(text)
 
-    def cut(self, text: str) -> Iterator[str]:
-        """The pieces of `text`, in order, lazily. Joined they are `text`; an empty text has none."""
-        start = 0
+    def cut(self, text: str, start: int = 0) -> Iterator[str]:
+        """The pieces of `text` from `start` on, where one begins, in order, lazily. An empty text has none."""
         if self._pattern is not None:
-            for found in self._pattern.finditer(text):
+            for found in self._pattern.finditer(text, start):
                 if found.start() > start and self.is_seam(found.group()):
                     yield text[start : found.start()]
                     start = found.start()
@@ -154,9 +155,12 @@ class TextPiece:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TokenizedText:
-    """A text cut into pieces, and the tokens of each."""
+    """A text cut into pieces, and the tokens of each.
+
+    `num_learned`: how many spellings its tokenizer had learned before it."""
 
     pieces: tuple[TextPiece, ...]
+    num_learned: int
 
     @cached_property
     def tokens(self) -> Tokens:
@@ -209,6 +213,8 @@ class PieceTokenizer:
         self._is_faithful = is_faithful
         self._canonical: Memo[str, Tokens] = Memo(nbytes=nbytes, size=_nbytes)
         self._sampled: Memo[tuple[int, str], Tokens] = Memo(nbytes=nbytes, size=lambda key, run: _nbytes(key[1], run))
+        self._num_learned = 0
+        """Changes with `_sampled`, in which learning also forgets."""
 
     @property
     def decode(self) -> Callable[[Sequence[int]], str]:
@@ -220,16 +226,23 @@ class PieceTokenizer:
 
     def tokenize(self, text: str) -> TokenizedText:
         """The text's pieces and tokens. Costs the tokenizer the pieces that it has not seen lately."""
-        return TokenizedText(pieces=tuple(self._pieces(text)))
+        # Read first: what is learned meanwhile may be in the tokens or not.
+        num_learned = self._num_learned
+        return TokenizedText(pieces=tuple(self._pieces(text)), num_learned=num_learned)
 
     def shared(self, known: TokenizedText, text: str) -> int:
         """How many leading tokens `known` and the tokens of `text` have in common.
 
-        Stops at the first piece that differs, so what comes after it is never tokenized.
+        Stops at the first piece that differs, so what comes after it is never tokenized. Equal text is compared, and
+        not cut and looked up again, unless the memory has learned a spelling since.
         """
-        position = 0
-        others = self._pieces(text)
-        for piece in known.pieces:
+        at = self._num_equal(known, text) if known.num_learned == self._num_learned else 0
+        if at == len(known.pieces):
+            return 0
+        begun = known.pieces[at]
+        position = begun.token_at
+        others = self._pieces(text, begun)
+        for piece in known.pieces[at:]:
             other = next(others, None)
             if other is None:
                 return position
@@ -242,6 +255,19 @@ class PieceTokenizer:
             if same < len(piece.tokens) or other.text != piece.text:
                 return position
         return position
+
+    def _num_equal(self, known: TokenizedText, text: str) -> int:
+        """A number of leading pieces of `known` that `text` is cut into, too; not all of them.
+
+        Where the next piece begins is decided by at most the longest splitter's characters: these are equal as well.
+        """
+        num = 0
+        for at, piece in enumerate(known.pieces):
+            if not text.startswith(piece.text, piece.char_at):
+                break
+            if len(piece.text) >= self._seams.longest:
+                num = at
+        return num
 
     def learn(self, prompt: TokenizedText, sampled: Sequence[int]) -> None:
         """Remember the tokens that a model sampled after `prompt`, as the spelling of their text in that place.
@@ -260,8 +286,12 @@ class PieceTokenizer:
             # This decoder reads tokens by what is before them, so no piece's text can be told from its tokens alone.
             return
         for group, text in zip(groups, texts, strict=True):
-            self._sampled.put((chain, text), as_tokens(group))
+            self._remember(chain, text, group)
             chain = _after(chain, text)
+
+    def _remember(self, chain: int, text: str, group: Sequence[int]) -> None:
+        self._sampled.put((chain, text), as_tokens(group))
+        self._num_learned += 1
 
     def recall(self, spelled: Spelled, tokens: Sequence[int]) -> Spelled:
         """Remember the spelling of stored tokens, where it is not the tokenizer's own; gives where they end.
@@ -285,13 +315,14 @@ class PieceTokenizer:
         is_told_apart = "".join(texts) == self._decode([token for group in groups for token in group])
         for group, text in zip(groups, texts, strict=True):
             if is_told_apart and self._is_faithful and self._encode(text) != group:
-                self._sampled.put((chain, text), as_tokens(group))
+                self._remember(chain, text, group)
             chain = _after(chain, text)
         return chain
 
-    def _pieces(self, text: str) -> Iterator[TextPiece]:
-        chain, char_at, token_at = 0, 0, 0
-        for part in self._seams.cut(text):
+    def _pieces(self, text: str, begun: TextPiece | None = None) -> Iterator[TextPiece]:
+        """The pieces of a text, from where `begun` stands in it."""
+        chain, char_at, token_at = (0, 0, 0) if begun is None else (begun.chain, begun.char_at, begun.token_at)
+        for part in self._seams.cut(text, char_at):
             stop_if_abandoned()
             tokens = self._tokens(chain, part)
             yield TextPiece(text=part, tokens=tokens, chain=chain, char_at=char_at, token_at=token_at)
