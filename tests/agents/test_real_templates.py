@@ -19,6 +19,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from reprise.chat.answer import Answer, ToolCallDelta
+from reprise.chat.answers.answer_format import AnswerFormat
 from reprise.chat.answers.parse import AnswerParser
 from reprise.chat.grammars.grammar import Grammars, json_schema
 from reprise.chat.grammars.tool_grammar import answer_grammar
@@ -160,7 +161,7 @@ class GrammarWalk:
 
 def read(model: TextModel, tokens: Sequence[int], *, is_streamed: bool) -> Answer:
     """The answer as the parser reads it; what was streamed of each call adds up to it."""
-    parser = AnswerParser(model, tools=TOOLS, holds_calls=not is_streamed)
+    parser = AnswerParser(AnswerFormat(model, tools=TOOLS, holds_calls=not is_streamed))
     deltas = [delta for token in tokens for delta in parser.feed(token)]
     parser.feed(next(iter(model.eos)), is_stop=True)
     deltas += parser.finish()

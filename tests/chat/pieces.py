@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from reprise.chat.answer import Answer, ContentDelta, Delta, ReasoningDelta, ToolCall, ToolCallDelta
+from reprise.chat.answers.answer_format import AnswerFormat
 from reprise.chat.answers.parse import AnswerParser
 from reprise.chat.calls.call_learning import learn_calls
 from reprise.chat.text_model import TextModel
@@ -126,7 +127,7 @@ def read(
     model: TextModel, text: str, *, cuts: Sequence[int] = (1,), is_ended: bool = True, **facts: Any
 ) -> tuple[Answer, list[Delta], AnswerParser]:
     """The answer in this text and the deltas it came in; `is_ended`: the model ended it itself."""
-    parser = AnswerParser(model, new_id=counting_ids(), **facts)
+    parser = AnswerParser(AnswerFormat(model, **facts), new_id=counting_ids())
     deltas: list[Delta] = []
     encode: Any = model.encode
     for token in encode(text, cuts):

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reprise.chat.answer import Answer, ContentDelta, ReasoningDelta, ToolCallDelta
+from reprise.chat.answers.answer_format import AnswerFormat
 from reprise.chat.answers.parse import AnswerParser
 from tests.chat.pieces import EOS, WEATHER, piece_model, read, thinking_fields, tool_fields
 from tests.chat.text_models import text_model
@@ -115,7 +116,7 @@ def test_prompt_parts(model: str, text: str, expected: Answer, cuts: tuple[int, 
 
 def test_a_tag_that_the_model_spells_out_is_text() -> None:
     model = MODELS["tags"]
-    parser = AnswerParser(model, is_thinking_open=True)
+    parser = AnswerParser(AnswerFormat(model, is_thinking_open=True))
     vocabulary = model.detokenizer().vocabulary  # type: ignore[attr-defined]
     deltas = parser.feed(vocabulary.token(b"</think>"))
     deltas += parser.feed(model.splitters["</think>"])
@@ -142,21 +143,21 @@ def test_content_that_the_prompt_opened() -> None:
 
 
 def test_the_token_that_ends_the_generation_is_no_text() -> None:
-    parser = AnswerParser(MODELS["plain"])
+    parser = AnswerParser(AnswerFormat(MODELS["plain"]))
     assert parser.feed(0, is_stop=True) == []
     assert parser.finish() == []
     assert parser.feed(0) == [ContentDelta(EOS)], "sampled where it is no stop, it is text"
 
 
 def test_a_token_outside_of_the_vocabulary_has_no_text() -> None:
-    parser = AnswerParser(MODELS["tags"])
+    parser = AnswerParser(AnswerFormat(MODELS["tags"]))
     assert parser.feed(10**7) == []
     assert parser.finish() == []
 
 
 def test_a_real_tokenizer_keeps_spaces_behind_special_tokens() -> None:
     model = text_model()
-    parser = AnswerParser(model, tools=[WEATHER])
+    parser = AnswerParser(AnswerFormat(model, tools=[WEATHER]))
     text = "<think>\nLet me think — 日本\n</think>\n\n It is sunny. <tool_call>\n" + CALL + "\n</tool_call>"
     deltas = [delta for token in model.encode(text) for delta in parser.feed(token)]
     deltas += parser.finish()
@@ -237,7 +238,7 @@ def test_the_pieces_do_not_matter(
 def test_no_bytes_make_it_raise(name: str, pieces: list[bytes], is_open: bool) -> None:
     model = MODELS[name]
     vocabulary = model.detokenizer().vocabulary  # type: ignore[attr-defined]
-    parser = AnswerParser(model, is_thinking_open=is_open, tools=[WEATHER])
+    parser = AnswerParser(AnswerFormat(model, is_thinking_open=is_open, tools=[WEATHER]))
     for piece in pieces:
         for delta in parser.feed(vocabulary.token(piece)):
             assert delta

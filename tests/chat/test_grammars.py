@@ -17,6 +17,7 @@ from llguidance import LLTokenizer
 from tokenizers import AddedToken, Tokenizer
 from transformers import PreTrainedTokenizerFast
 
+from reprise.chat.answers.answer_format import AnswerFormat
 from reprise.chat.answers.parse import AnswerParser
 from reprise.chat.call_format import KeyedArguments, ModelCalls
 from reprise.chat.calls.call_learning import learn_calls
@@ -409,7 +410,7 @@ def test_a_forced_call_is_one_that_the_parser_reads(parser: str, choice: Any) ->
     make = grammars.constraint(wanted)
     for seed in range(8):
         tokens = random_answer(model, make, seed=seed, patience=30, ending=FORCED[parser])
-        reader = AnswerParser(model, tools=[WEATHER, ODD])
+        reader = AnswerParser(AnswerFormat(model, tools=[WEATHER, ODD]))
         for token in tokens:
             reader.feed(token)
         reader.feed(min(model.eos), is_stop=True)
@@ -432,7 +433,7 @@ def test_several_forced_calls(parser: str) -> None:
     counts: set[int] = set()
     for seed in range(30):
         tokens = random_answer(model, make, seed=seed, patience=100, ending=FORCED[parser])
-        reader = AnswerParser(model, tools=[WEATHER])
+        reader = AnswerParser(AnswerFormat(model, tools=[WEATHER]))
         for token in tokens:
             reader.feed(token)
         reader.feed(min(model.eos), is_stop=True)
@@ -507,7 +508,7 @@ def test_a_call_or_the_output_in_every_format(parser: str) -> None:
     write(make(), [*model.encode('{"done": true}'), min(model.eos)])
     kinds: set[bool] = set()
     for seed in range(12):
-        reader = AnswerParser(model, tools=[WEATHER])
+        reader = AnswerParser(AnswerFormat(model, tools=[WEATHER]))
         for token in random_answer(model, make, seed=seed, patience=30, ending=FORCED[parser]):
             reader.feed(token)
         reader.feed(min(model.eos), is_stop=True)
@@ -545,7 +546,7 @@ def test_a_word_with_a_token_of_its_own_is_no_markup() -> None:
         ("<tool_call>\n<function=get_weather>\n<para", None),
         ("<tool_call>\n<function=get_weather>\n<parameter=city>\nPar", '{"city": "Par'),
     ):
-        reader = AnswerParser(model, tools=[WEATHER])
+        reader = AnswerParser(AnswerFormat(model, tools=[WEATHER]))
         for token in model.encode(text):
             reader.feed(token)
         reader.finish()

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mlx_lm.tokenizer_utils import BPEStreamingDetokenizer, NaiveStreamingDetokenizer
 
+from reprise.chat.answers.answer_format import AnswerFormat
 from reprise.chat.answers.parse import AnswerParser
 from reprise.chat.text_model import TextModel
 from tests.chat.pieces import WEATHER
@@ -28,7 +29,9 @@ CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Zürich 🌧
 @pytest.mark.parametrize("kind", sorted(KINDS))
 def test_an_answer(kind: str) -> None:
     model = MODELS[kind]
-    parser = AnswerParser(model, tools=[WEATHER], is_thinking_open=True, context=model.encode("assistant\n<think>\n"))
+    parser = AnswerParser(
+        AnswerFormat(model, tools=[WEATHER], is_thinking_open=True, context=model.encode("assistant\n<think>\n"))
+    )
     for token in model.encode("日本 — so it is.\n</think>\n\n  indented\n- 🌧️ rain\n\n" + CALL):
         parser.feed(token)
     parser.finish()
@@ -40,7 +43,7 @@ def test_an_answer(kind: str) -> None:
 @pytest.mark.parametrize("kind", sorted(KINDS))
 def test_a_text_that_goes_on_keeps_its_space(kind: str) -> None:
     model = MODELS[kind]
-    parser = AnswerParser(model, is_content_open=True, context=model.encode("The weather is"))
+    parser = AnswerParser(AnswerFormat(model, is_content_open=True, context=model.encode("The weather is")))
     for token in model.encode(" sunny."):
         parser.feed(token)
     parser.finish()
@@ -50,7 +53,7 @@ def test_a_text_that_goes_on_keeps_its_space(kind: str) -> None:
 @pytest.mark.parametrize("kind", sorted(KINDS))
 @given(tokens=st.lists(st.integers(0, 700), max_size=30), is_open=st.booleans())
 def test_no_tokens_make_it_raise(kind: str, tokens: list[int], is_open: bool) -> None:
-    parser = AnswerParser(MODELS[kind], tools=[WEATHER], is_thinking_open=is_open, stops=["a"])
+    parser = AnswerParser(AnswerFormat(MODELS[kind], tools=[WEATHER], is_thinking_open=is_open, stops=["a"]))
     for token in tokens:
         parser.feed(token)
     parser.finish()

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from reprise.chat.answers.answer_format import AnswerFormat
 from reprise.chat.answers.parse import AnswerParser
 from reprise.chat.answers.stop import StopWatch
 from reprise.chat.scan import first_match, num_held
@@ -56,7 +57,8 @@ def test_cut(text: str, stops: list[str], content: str, stop: str | None, cuts: 
 def test_stops_are_not_looked_for_in_the_tokens_that_an_answer_has_to_have(text: str, least: int, content: str) -> None:
     encode: Any = MODEL.encode
     tokens = encode(text, (1,))
-    parser, watch = AnswerParser(MODEL, stops=["."], min_tokens=least), StopWatch(MODEL, ["."], min_tokens=least)
+    answer_format = AnswerFormat(MODEL, stops=["."], min_tokens=least)
+    parser, watch = AnswerParser(answer_format), StopWatch(answer_format)
     for token in tokens:
         parser.feed(token, is_stop=watch(token))
         # They stop at the same token.
@@ -78,7 +80,7 @@ def test_a_call_is_not_cut_but_text_behind_it_is() -> None:
 
 def test_what_stands_before_the_stop_in_the_last_token_is_kept() -> None:
     encode: Any = MODEL.encode
-    parser = AnswerParser(MODEL, stops=["STOP"])
+    parser = AnswerParser(AnswerFormat(MODEL, stops=["STOP"]))
     (token,) = encode("one STOP two", (100,))
     parser.feed(token, is_stop=True)
     parser.finish()
@@ -97,8 +99,8 @@ def test_the_watch_stops_at_the_token_that_completes_the_stop(
     text: str, stops: list[str], cuts: list[int], has_tools: bool
 ) -> None:
     tools = [WEATHER] if has_tools else []
-    watch = StopWatch(MODEL, stops, tools=tools)
-    parser = AnswerParser(MODEL, stops=stops, tools=tools)
+    watch = StopWatch(AnswerFormat(MODEL, stops=stops, tools=tools))
+    parser = AnswerParser(AnswerFormat(MODEL, stops=stops, tools=tools))
     encode: Any = MODEL.encode
     for token in encode(text, cuts):
         parser.feed(token)

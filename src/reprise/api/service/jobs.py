@@ -1,11 +1,11 @@
 """Turns a request into the engine's jobs, one per answer, and says how each answer is to be read."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Callable
+from dataclasses import replace
 
 from reprise.api.service.exchange import EndReason, ServiceRequest
 from reprise.api.service.reply import AnswerJob, Choice
+from reprise.chat.answers.answer_format import AnswerFormat
 from reprise.chat.answers.parse import AnswerParser
 from reprise.chat.answers.stop import StopWatch
 from reprise.chat.call_format import ModelCalls
@@ -20,51 +20,6 @@ from reprise.core.tokens import Tokens, own_tokens
 _NUM_CONTEXT = 8
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class AnswerFormat:
-    """How the answer is written, from which parsers and watches are made, one of each for a choice."""
-
-    text: TextModel
-    stops: tuple[str, ...]
-    is_thinking_open: bool
-    is_content_open: bool
-    tools: tuple[Mapping[str, Any], ...]
-    tool_choice: str | Mapping[str, Any]
-    context: tuple[int, ...]
-    thinking: Thinking | None
-    holds_calls: bool
-    min_tokens: int
-    """No stop string is looked for in so many tokens."""
-
-    def parser(self) -> AnswerParser:
-        return AnswerParser(
-            self.text,
-            is_thinking_open=self.is_thinking_open,
-            is_content_open=self.is_content_open,
-            tools=self.tools,
-            tool_choice=self.tool_choice,
-            stops=self.stops,
-            context=self.context,
-            min_tokens=self.min_tokens,
-            holds_calls=self.holds_calls,
-        )
-
-    def watch(self) -> Callable[[int], bool] | None:
-        """The stop strings, for the engine thread; None if there are none."""
-        if not self.stops:
-            return None
-        return StopWatch(
-            self.text,
-            self.stops,
-            is_thinking_open=self.is_thinking_open,
-            is_content_open=self.is_content_open,
-            tools=self.tools,
-            tool_choice=self.tool_choice,
-            context=self.context,
-            min_tokens=self.min_tokens,
-        )
-
-
 def answer_format_of(
     request: ServiceRequest, text: TextModel, tokens: Tokens, *, is_thinking_open: bool, default_budget: int | None
 ) -> AnswerFormat:
@@ -74,19 +29,16 @@ def answer_format_of(
         text = replace(text, eos=text.eos | request.stop_tokens)
     if not isinstance(request.prompt, ChatRequest):
         return AnswerFormat(
-            text=without_markup(text),
+            without_markup(text),
             stops=request.stops,
-            is_thinking_open=False,
             is_content_open=True,
-            tools=(),
             tool_choice="none",
             context=context,
-            thinking=None,
             min_tokens=request.min_tokens,
             holds_calls=True,
         )
     return AnswerFormat(
-        text=text,
+        text,
         stops=request.stops,
         is_thinking_open=is_thinking_open,
         is_content_open=request.prompt.continue_final and not is_thinking_open,
@@ -133,7 +85,7 @@ def running_of(request: ServiceRequest, answer_format: AnswerFormat, index: int)
     """The answer number `index` before its first token."""
     choice = Choice(
         index,
-        answer_format.parser(),
+        AnswerParser(answer_format),
         wants_logprobs=request.sampling.logprobs is not None,
         allows_parallel_calls=request.allows_parallel_calls,
         tells_end=request.prompt_logprobs is not None,
@@ -178,7 +130,7 @@ def job_of(
         min_tokens=min_tokens,
         stop_tokens=stop_tokens | request.stop_tokens,
         thinking=answer_format.thinking,
-        watch=answer_format.watch(),
+        watch=StopWatch(answer_format) if answer_format.stops else None,
         constraint=constraint,
         prediction=prediction,
         chat=request.chat_name,

@@ -1,15 +1,14 @@
 """A model's answer, token by token: reasoning, content and tool calls."""
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 from reprise.chat.answer import Answer, ContentDelta, Delta, ReasoningDelta, ToolCall, ToolCallDelta
-from reprise.chat.answers.markup import NORMAL, TOOL_IN_REASONING, Channel, markup_of, part_of
-from reprise.chat.answers.reader import CallCut, CallFailed, Event, Reader, TextChunk, Transition
+from reprise.chat.answers.answer_format import AnswerFormat
+from reprise.chat.answers.markup import NORMAL, TOOL_IN_REASONING, Channel, part_of
+from reprise.chat.answers.reader import CallCut, CallFailed, Event, TextChunk, Transition
 from reprise.chat.answers.stop import ContentText
 from reprise.chat.call_format import ARGUMENTS_ALONE
 from reprise.chat.calls.call_reader import CallArguments, CallBegan, CallEnded, CallEvent, CallReader
-from reprise.chat.text_model import TextModel
 from reprise.chat.tools import is_encodable, make_calls, new_call_id, parse_calls
 
 _MALFORMED = "a malformed tool call was left in the text"
@@ -21,10 +20,6 @@ _NOTED = 200
 class AnswerParser:
     """Turns the tokens of one answer into deltas; joined, they are `answer`.
 
-    `tools` and `tool_choice` are those of the request: without tools, or with "none", tool markup is content.
-    `is_thinking_open` says that the prompt ends inside thinking, `is_content_open` that it ends inside content to be
-    continued. `context` are the prompt's last tokens (a few suffice), needed where the answer continues a text.
-
     A call is emitted as it is written, from its first argument on; with `holds_calls`, when it is complete. A malformed
     call is content (or reasoning, where it stands there). If its beginning was emitted, that stays a call, which is not
     whole, and only what follows is content. A call that is cut short is not whole either, and no content. Nothing that
@@ -33,36 +28,20 @@ class AnswerParser:
 
     def __init__(
         self,
-        text_model: TextModel,
+        answer_format: AnswerFormat,
         *,
-        is_thinking_open: bool = False,
-        is_content_open: bool = False,
-        tools: Sequence[Mapping[str, Any]] = (),
-        tool_choice: str | Mapping[str, Any] | None = None,
-        stops: Sequence[str] = (),
-        context: Sequence[int] = (),
-        min_tokens: int = 0,
         new_id: Callable[[], str] = new_call_id,
-        holds_calls: bool = False,
     ) -> None:
-        self._text_model = text_model
-        self._holds_calls = holds_calls
-        self._has_tools = len(tools) > 0 and tool_choice != "none"
-        self._tools = tools
+        self._text_model = answer_format.text
+        self._holds_calls = answer_format.holds_calls
+        self._has_tools = answer_format.has_tools
+        self._tools = answer_format.tools
         self._new_id = new_id
-        self._markup = markup_of(
-            text_model, has_tools=self._has_tools, is_thinking_open=is_thinking_open, is_content_open=is_content_open
-        )
-        self._reader = Reader(
-            text_model,
-            self._markup,
-            tools=tools if self._has_tools else (),
-            context=context,
-            holds_calls=holds_calls,
-        )
-        self._visible = ContentText(stops, is_begun=is_content_open)
-        self._num_kept = min_tokens
-        self._may_stop = min_tokens == 0
+        self._markup = answer_format.markup()
+        self._reader = answer_format.reader(self._markup, holds_calls=answer_format.holds_calls)
+        self._visible = ContentText(answer_format.stops, is_begun=answer_format.is_content_open)
+        self._num_kept = answer_format.min_tokens
+        self._may_stop = answer_format.min_tokens == 0
         self._content = _Content(holds_space=self._has_tools)
         self._reasoning = _Reasoning()
         self._call = _OpenCall()

@@ -8,13 +8,12 @@ the tokens that an answer has to have (`min_tokens`).
 """
 
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-from reprise.chat.answers.markup import Channel, markup_of, part_of
-from reprise.chat.answers.reader import Reader, TextChunk, Transition
+from reprise.chat.answers.answer_format import AnswerFormat
+from reprise.chat.answers.markup import Channel, part_of
+from reprise.chat.answers.reader import TextChunk, Transition
 from reprise.chat.scan import first_match, num_held
-from reprise.chat.text_model import TextModel
 
 
 class ContentText:
@@ -86,27 +85,12 @@ class ContentText:
 
 
 class StopWatch:
-    """Says when a sequence has to stop: `Job.watch`. Made for one sequence; the facts are those of its AnswerParser."""
+    """Says when a sequence has to stop: `Job.watch`. Made for one sequence, of the format of its AnswerParser."""
 
-    def __init__(
-        self,
-        text_model: TextModel,
-        stops: Sequence[str],
-        *,
-        is_thinking_open: bool = False,
-        is_content_open: bool = False,
-        tools: Sequence[Mapping[str, Any]] = (),
-        tool_choice: str | Mapping[str, Any] | None = None,
-        context: Sequence[int] = (),
-        min_tokens: int = 0,
-    ) -> None:
-        has_tools = len(tools) > 0 and tool_choice != "none"
-        markup = markup_of(
-            text_model, has_tools=has_tools, is_thinking_open=is_thinking_open, is_content_open=is_content_open
-        )
-        self._reader = Reader(text_model, markup, tools=tools if has_tools else (), context=context)
-        self._content = ContentText(stops, is_begun=is_content_open)
-        self._num_kept = min_tokens
+    def __init__(self, answer_format: AnswerFormat) -> None:
+        self._reader = answer_format.reader(answer_format.markup())
+        self._content = ContentText(answer_format.stops, is_begun=answer_format.is_content_open)
+        self._num_kept = answer_format.min_tokens
 
     @property
     def stop(self) -> str | None:
