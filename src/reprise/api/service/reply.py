@@ -7,11 +7,11 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Protocol, Self
 
 from reprise.api.http.limits import Limits
 from reprise.api.service.exchange import (
@@ -255,11 +255,26 @@ class AnswerJob:
     choice: Choice
 
 
+class ReplyHost(Protocol):
+    """The service that a reply belongs to."""
+
+    async def learn(self, reply: "Reply", choice: Choice) -> None:
+        """Awaited for each answer before its `AnswerEnd` is given."""
+        ...
+
+    def closed(self, reply: "Reply") -> None:
+        """Called once, at the end of the reply's block."""
+        ...
+
+    def gap(self, gap_s: float) -> None:
+        """Called with the seconds between two tokens of an answer."""
+        ...
+
+
 class Reply:
     """Read `events()` to the end, within ``async with reply:``. Leaving the block early cancels what still runs.
 
-    `before_end` is awaited for each answer before its `AnswerEnd` is given; `on_close` is called once, at the block's
-    end; `on_gap` hears the seconds between two tokens of an answer.
+    `host` is called at the points that `ReplyHost` lists.
     """
 
     def __init__(
@@ -274,9 +289,7 @@ class Reply:
         backend: Backend,
         limits: Limits,
         clock: LoopClock,
-        before_end: Callable[["Reply", Choice], Awaitable[None]],
-        on_close: Callable[["Reply"], None],
-        on_gap: Callable[[float], None],
+        host: ReplyHost,
     ) -> None:
         self.request = request
         self.rendered = rendered
@@ -297,9 +310,7 @@ class Reply:
         """Writes the request's record, from the end of the block on."""
         self._backend = backend
         self._keep_alive_s = limits.keep_alive_s
-        self._before_end = before_end
-        self._on_close = on_close
-        self._on_gap = on_gap
+        self._host = host
         self._cached: dict[int, int] = {}
         self._token_at_s: dict[int, float] = {}
         self._why: RepriseError | None = None
@@ -317,7 +328,7 @@ class Reply:
         if isinstance(error, RepriseError):
             error.has_record = True
         self.cancel()
-        self._on_close(self)
+        self._host.closed(self)
         self.closed.set()
 
     @property
@@ -393,7 +404,7 @@ class Reply:
                     case Began():
                         self._cached[index] = reply_event.num_cached
                     case AnswerEnd():
-                        await self._before_end(self, run.choice)
+                        await self._host.learn(self, run.choice)
                         self.ended.append(reply_event)
                     case _:
                         pass
@@ -407,7 +418,7 @@ class Reply:
     def _note_gap(self, index: int) -> None:
         now_s = time.perf_counter()
         if index in self._token_at_s:
-            self._on_gap(now_s - self._token_at_s[index])
+            self._host.gap(now_s - self._token_at_s[index])
         self._token_at_s[index] = now_s
 
     def _cancelled(self) -> RepriseError:

@@ -107,9 +107,9 @@ class ChatService:
         self._agents = Agents()
         self.records = Records(limit=self.limits.max_records) if beside is None else beside.records
         self.recorder: RecordCounts | None = None
+        """With `--record`."""
         self.models: Models | None = None if beside is None else beside.models
         """All models of this server; None: this is the only one, and is always loaded."""
-        """With `--record`."""
         self.is_closing = False
         self.threads = OffLoop() if beside is None else beside.threads
         self._open: dict[str, Reply] = {} if beside is None else beside._open
@@ -205,9 +205,7 @@ class ChatService:
             backend=self.backend,
             limits=self.limits,
             clock=self.clock,
-            before_end=self._learn,
-            on_close=self._close_reply,
-            on_gap=self._note_gap,
+            host=self,
         )
         lineage = self._agents.arrive(
             request.caller,
@@ -397,8 +395,9 @@ class ChatService:
                 param=None if grammar is None else grammar.param,
             ) from error
 
-    async def _learn(self, reply: Reply, choice: Choice) -> None:
-        # Before the client hears of the end: its next turn may come at once, and needs these tokens.
+    async def learn(self, reply: Reply, choice: Choice) -> None:
+        """Part of `ReplyHost`: before the client has the end, since its next turn may follow at once and needs these
+        tokens."""
         rendered = reply.rendered
         if rendered is None or not choice.tokens:
             return
@@ -406,11 +405,12 @@ class ChatService:
         renderer = self._renderer(reply.request.namespace)
         await self.threads.run(Stage.END, lambda: renderer.learn(rendered, choice.tokens, answer))
 
-    def _close_reply(self, reply: Reply) -> None:
+    def closed(self, reply: Reply) -> None:
+        """Part of `ReplyHost`: compute the next turn's beginning ahead, and write the record."""
         as_of = self._settling.num_forgotten(self.cache_namespace(reply.request.namespace))
-        reply.recording = self._in_background(self._settle_up(reply, as_of))
+        reply.recording = self._in_background(self._finish_reply(reply, as_of))
 
-    async def _settle_up(self, reply: Reply, as_of: int) -> Record:
+    async def _finish_reply(self, reply: Reply, as_of: int) -> Record:
         try:
             await reply.drain(_DRAIN_S)
             await self._settle(reply, as_of)
@@ -513,7 +513,8 @@ class ChatService:
         for watcher in self._watchers:
             watcher.request_ended(record)
 
-    def _note_gap(self, gap_s: float) -> None:
+    def gap(self, gap_s: float) -> None:
+        """Part of `ReplyHost`."""
         for watcher in self._watchers:
             watcher.token_came(gap_s, self.served.id)
 
