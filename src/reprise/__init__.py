@@ -17,8 +17,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from reprise.api.service.exchange import EndReason
-    from reprise.api.service.records import Record
+    from reprise.api.service.exchange import EndReason, Record
     from reprise.cache.lookup import Match
     from reprise.cache.node import Lease, SegmentSizes
     from reprise.cache.prefix_cache import CacheStats, PrefixCache
@@ -89,8 +88,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "reprise.api.service.exchange": ("EndReason",),
-    "reprise.api.service.records": ("Record",),
+    "reprise.api.service.exchange": ("EndReason", "Record"),
     "reprise.cache.lookup": ("Match",),
     "reprise.cache.node": ("Lease", "SegmentSizes"),
     "reprise.cache.prefix_cache": ("CacheStats", "PrefixCache"),

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from reprise.api.service.records import Record
+from reprise.api.service.exchange import Record
 from reprise.api.service.replay import blocks_of
 from reprise.api.watch.recording import Recorder
 from reprise.core.errors import LoadFailed

@@ -9,7 +9,8 @@ import pytest
 from httpx import Response
 
 from reprise.api.http.off_loop import Stage
-from reprise.api.service.records import Record, Records, log_line, record_body
+from reprise.api.service.exchange import Record
+from reprise.api.service.records import Records, log_line, record_body
 from reprise.api.service.reply import PrefillProgress, Reply
 from reprise.core.errors import QueueFull
 from reprise.core.outcome import Outcome, Reason

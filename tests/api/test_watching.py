@@ -18,7 +18,8 @@ from typer.testing import CliRunner
 
 from reprise.api.http.off_loop import Stage
 from reprise.api.native import overview
-from reprise.api.service.records import Record, record_body
+from reprise.api.service.exchange import Record
+from reprise.api.service.records import record_body
 from reprise.api.service.replay import Replayed
 from reprise.api.service.service import Watcher
 from reprise.api.watch.event_hub import EventHub

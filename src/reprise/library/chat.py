@@ -15,8 +15,8 @@ from reprise.api.http.body import invalid_body, plain
 from reprise.api.openai.chat_body import ChatBody
 from reprise.api.openai.chat_reply import message_of
 from reprise.api.openai.chat_request import service_request_of
-from reprise.api.service.exchange import AnswerDelta, AnswerEnd, EndReason, ServiceRequest
-from reprise.api.service.records import Record, record_body, record_lines
+from reprise.api.service.exchange import AnswerDelta, AnswerEnd, EndReason, Record, ServiceRequest
+from reprise.api.service.records import record_body, record_lines
 from reprise.api.service.service import new_request_id
 from reprise.chat.answer import Answer, ContentDelta, Delta, ReasoningDelta, ToolCall, ToolCallDelta
 from reprise.core.errors import BadRequest, ChatBusy

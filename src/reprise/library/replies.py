@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from queue import SimpleQueue
 
-from reprise.api.service.exchange import ReplyEvent, ServiceRequest, Usage
-from reprise.api.service.records import Record
+from reprise.api.service.exchange import Record, ReplyEvent, ServiceRequest, Usage
 from reprise.api.service.service import ChatService
 from reprise.chat.request import ChatRequest
 from reprise.core.errors import RepriseError, ShuttingDown, engine_failed

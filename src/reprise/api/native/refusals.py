@@ -6,8 +6,8 @@ import time
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from reprise.api.http.errors import PROBLEMS, Problem
+from reprise.api.service.exchange import Record
 from reprise.api.service.models import ServedModel
-from reprise.api.service.records import Record
 from reprise.api.service.service import ChatService, new_request_id
 from reprise.api.wire.context import MODEL_IN_SCOPE
 from reprise.core.errors import RequestCancelled

@@ -6,8 +6,10 @@ from enum import StrEnum
 from typing import Any
 
 from reprise.api.service.caller import UNKNOWN, Caller
+from reprise.api.service.replay import PromptBlocks
 from reprise.chat.answer import Answer, Delta
 from reprise.chat.grammars.grammar import Grammar
+from reprise.chat.reasons.explain import Explanation
 from reprise.chat.request import ChatRequest
 from reprise.core.events import Sampled
 from reprise.core.job import REPORTED, Origin, Sampling
@@ -178,6 +180,35 @@ class Used:
 
     value: float | int
     origin: Origin
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Record:
+    """One request that is over. `created` in Unix seconds; `outcomes` has one entry for each choice that began."""
+
+    id: str
+    api: str
+    model: str
+    created: float
+    namespace: str
+    ended: str
+    """`stop`, `length`, `tool_calls`, `cancelled`, `failed`, or `refused` before it began."""
+    outcomes: tuple[Outcome, ...]
+    error: str | None = None
+    status: int | None = None
+    """The HTTP status of a request that was refused."""
+    chat: str | None = None
+    """A name for the conversation: session and agent, or what the client calls it."""
+    caller: Caller = UNKNOWN
+    explanation: Explanation | None = None
+    """Where the prompt diverged from the cache, and why."""
+    notes: tuple[str, ...] = ()
+    used: Mapping[str, Used] = field(default_factory=dict[str, Used])
+    """The sampling parameters and who chose them."""
+    render_s: float = 0.0
+    """From its arrival at the API to the engine's queue."""
+    blocks: PromptBlocks | None = None
+    """Its prompt as hashes, to replay it against other budgets; None for one that was refused."""
 
 
 def used_of(request: ServiceRequest, *, max_tokens: int, has_flag: bool) -> dict[str, Used]:

@@ -3,47 +3,16 @@
 import itertools
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
-from reprise.api.service.caller import UNKNOWN, Caller
-from reprise.api.service.exchange import RawPrompt, Used
-from reprise.api.service.replay import PromptBlocks, blocks_of
+from reprise.api.service.exchange import RawPrompt, Record
+from reprise.api.service.replay import blocks_of
 from reprise.api.service.reply import Reply
 from reprise.chat.reasons.explain import Explanation
 from reprise.core.backend import Verdict
 from reprise.core.errors import NotFound, RequestCancelled
 from reprise.core.outcome import Outcome
 from reprise.core.prompt import Prompt
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Record:
-    """One request that is over. `created` in Unix seconds; `outcomes` has one entry for each choice that began."""
-
-    id: str
-    api: str
-    model: str
-    created: float
-    namespace: str
-    ended: str
-    """`stop`, `length`, `tool_calls`, `cancelled`, `failed`, or `refused` before it began."""
-    outcomes: tuple[Outcome, ...]
-    error: str | None = None
-    status: int | None = None
-    """The HTTP status of a request that was refused."""
-    chat: str | None = None
-    """A name for the conversation: session and agent, or what the client calls it."""
-    caller: Caller = UNKNOWN
-    explanation: Explanation | None = None
-    """Where the prompt diverged from the cache, and why."""
-    notes: tuple[str, ...] = ()
-    used: Mapping[str, Used] = field(default_factory=dict[str, Used])
-    """The sampling parameters and who chose them."""
-    render_s: float = 0.0
-    """From its arrival at the API to the engine's queue."""
-    blocks: PromptBlocks | None = None
-    """Its prompt as hashes, to replay it against other budgets; None for one that was refused."""
 
 
 def record_body(record: Record, verdicts: Mapping[str, Verdict] | None = None) -> dict[str, Any]:

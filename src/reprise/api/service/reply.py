@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import Protocol, Self
 
 from reprise.api.http.limits import Limits
 from reprise.api.service.exchange import (
@@ -19,6 +19,7 @@ from reprise.api.service.exchange import (
     AnswerEnd,
     Began,
     EndReason,
+    Record,
     ReplyEvent,
     ServiceRequest,
     StillWaiting,
@@ -128,9 +129,6 @@ class PrefillProgress:
         """The prefill begins at `position`."""
         self.since_s, self.position = now_s, position
 
-
-if TYPE_CHECKING:
-    from reprise.api.service.records import Record
 
 log = logging.getLogger(__name__)
 

@@ -22,9 +22,9 @@ from uuid import uuid4
 from reprise.api.http.limits import Limits
 from reprise.api.http.off_loop import OffLoop, Stage
 from reprise.api.service.agents import Agents
-from reprise.api.service.exchange import EndReason, RawPrompt, ServiceRequest, used_of
+from reprise.api.service.exchange import EndReason, RawPrompt, Record, ServiceRequest, used_of
 from reprise.api.service.jobs import answer_format_of, cut_at, job_of, running_of
-from reprise.api.service.records import Record, Records, log_line, record_of
+from reprise.api.service.records import Records, log_line, record_of
 from reprise.api.service.reply import Choice, Inbox, LoopClock, PrefillProgress, Reply
 from reprise.api.service.served import Served
 from reprise.api.service.settling import Settling

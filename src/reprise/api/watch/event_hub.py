@@ -16,8 +16,9 @@ from uuid import uuid4
 
 from reprise.api.http.encoding import encode_json
 from reprise.api.http.sse import comment_line
+from reprise.api.service.exchange import Record
 from reprise.api.service.models import model_body
-from reprise.api.service.records import Record, record_body
+from reprise.api.service.records import record_body
 from reprise.api.service.service import ChatService
 from reprise.core.errors import ShuttingDown
 from reprise.core.inspection import InspectedRequest, Inspection

@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 from datetime import date
 from typing import Any
 
-from reprise.api.service.records import Record, sources
+from reprise.api.service.exchange import Record
+from reprise.api.service.records import sources
 from reprise.chat.reasons.explain import ADVICE, Explanation
 from reprise.core.backend import Status
 from reprise.core.outcome import Drafted, Outcome, Reason

@@ -10,7 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.core import Metric as Family
 from prometheus_client.registry import Collector
 
-from reprise.api.service.records import Record
+from reprise.api.service.exchange import Record
 from reprise.api.service.service import ChatService
 from reprise.core.backend import Status, total_of
 from reprise.core.metrics import METRICS

@@ -19,7 +19,7 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from reprise.api.service.records import Record
+from reprise.api.service.exchange import Record
 from reprise.api.service.replay import BLOCK
 from reprise.core.errors import LoadFailed
 
