@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, TypeAdapter
 
 from reprise.api.app import create_app
-from reprise.api.http.errors import Shapes
+from reprise.api.http.errors import ErrorFormats
 from reprise.api.http.limits import Limits
 from reprise.api.openai.chat_body import ChatBody
 from reprise.api.openai.completions_body import CompletionsBody
@@ -175,7 +175,7 @@ async def test_bodies_together_are_bounded_and_small_ones_come_through():
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    limits = BodyLimits(slow, max_bytes=100_000, shapes=Shapes())
+    limits = BodyLimits(slow, max_bytes=100_000, shapes=ErrorFormats())
     async with httpx.AsyncClient(transport=httpx.ASGITransport(limits), base_url="http://localhost") as client:
         held = [asyncio.create_task(client.post("/", content=b"x" * 100_000)) for _ in range(4)]
         while limits.num_held < 400_000:

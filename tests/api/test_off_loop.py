@@ -5,20 +5,20 @@ import threading
 
 import pytest
 
-from reprise.api.http.off_loop import OffLoop, Stage
+from reprise.api.http.off_loop import Stage, StageThreads
 from reprise.core.abandon import stop_if_abandoned
 from reprise.core.errors import QueueFull
 
 pytestmark = pytest.mark.anyio
 
 
-async def settled(threads: OffLoop) -> None:
+async def settled(threads: StageThreads) -> None:
     while not threads.is_idle:
         await asyncio.sleep(0.001)
 
 
 async def test_an_end_does_not_wait_for_beginnings():
-    threads, may_go = OffLoop(), threading.Event()
+    threads, may_go = StageThreads(), threading.Event()
     begun = [asyncio.create_task(threads.run(Stage.BEGIN, may_go.wait)) for _ in range(20)]
     try:
         await asyncio.wait_for(threads.run(Stage.END, lambda: None), 60)
@@ -32,7 +32,7 @@ async def test_an_end_does_not_wait_for_beginnings():
 
 
 async def test_abandoned_work_stops_and_what_waits_is_dropped():
-    threads, started = OffLoop(), threading.Event()
+    threads, started = StageThreads(), threading.Event()
     done: list[int] = []
 
     def endless() -> None:
@@ -53,7 +53,7 @@ async def test_abandoned_work_stops_and_what_waits_is_dropped():
 
 
 async def test_a_stage_that_is_had_alone_refuses_others_until_its_work_has_ended():
-    threads, started, may_go = OffLoop(), threading.Event(), threading.Event()
+    threads, started, may_go = StageThreads(), threading.Event(), threading.Event()
 
     def work() -> None:
         started.set()
@@ -83,7 +83,7 @@ async def test_a_stage_that_is_had_alone_refuses_others_until_its_work_has_ended
 
 
 async def test_work_of_others_is_not_abandoned():
-    threads = OffLoop()
+    threads = StageThreads()
     for _ in range(4):
         await threads.run(Stage.BEGIN, stop_if_abandoned)
     stop_if_abandoned()

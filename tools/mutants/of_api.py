@@ -4,6 +4,7 @@ from tools.mutants.mutant import Mutant
 
 _CONNECTIONS = ("tests/api/test_hostile_connections.py",)
 _LARGE_BODIES = ("tests/api/test_large_bodies.py",)
+_OFF_LOOP = ("tests/api/test_off_loop.py",)
 _BACKGROUND = ("tests/api/test_background.py",)
 _STOPPING = ("tests/api/test_stopping.py",)
 _STRICT_JSON = ("tests/api/test_strict_json.py",)

@@ -15,7 +15,7 @@ import reprise
 from reprise.api.anthropic import routes as messages
 from reprise.api.http import page
 from reprise.api.http.auth import ApiKeys, Authentication, PageGuard
-from reprise.api.http.errors import LastResort, Shapes, install_error_handlers
+from reprise.api.http.errors import ErrorFormats, UnhandledErrors, install_error_handlers
 from reprise.api.http.web_access import WebAccess
 from reprise.api.native import lookup, overview, pins, prefill, server_routes, tokenize, tree
 from reprise.api.native.prefill import read_warm_file, warm_up
@@ -46,29 +46,29 @@ ROUTES: Sequence[BaseRoute] = tuple(
 """As they were declared: `include_router` would analyse each of them again at the first request behind it."""
 
 
-def shapes_of_apis() -> Shapes:
+def shapes_of_apis() -> ErrorFormats:
     """How each API writes its errors."""
-    shapes = Shapes()
+    shapes = ErrorFormats()
     shapes.register(messages.PREFIX, messages.MessagesWire.error_format)
     shapes.register(ollama.PREFIX, ollama.OllamaWire.error_format)
     shapes.register(models.PREFIX, messages.MessagesWire.error_format, header=models.ANTHROPIC_HEADER)
     return shapes
 
 
-def protected(app: ASGIApp, settings: Settings, *, shapes: Shapes, context: int | None) -> ASGIApp:
+def protected(app: ASGIApp, settings: Settings, *, shapes: ErrorFormats, context: int | None) -> ASGIApp:
     """An application behind the layers that every body and every caller passes."""
     for layer, options in _layers(settings, shapes=shapes, context=context):
         app = layer(app, **options)
     return app
 
 
-def _layers(settings: Settings, *, shapes: Shapes, context: int | None) -> list[tuple[Any, dict[str, Any]]]:
+def _layers(settings: Settings, *, shapes: ErrorFormats, context: int | None) -> list[tuple[Any, dict[str, Any]]]:
     """Innermost first."""
     layers: list[tuple[Any, dict[str, Any]]] = [
         (BodyLimits, {"max_bytes": max_body_nbytes(settings, context), "shapes": shapes}),
         (Authentication, {"keys": ApiKeys(settings.api_keys), "shapes": shapes}),
         (PageGuard, {"access": WebAccess(settings), "shapes": shapes}),
-        (LastResort, {"shapes": shapes}),
+        (UnhandledErrors, {"shapes": shapes}),
     ]
     if settings.cors_origins:
         origins = list(settings.cors_origins)

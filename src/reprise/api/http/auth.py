@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from reprise.api.http.errors import Shapes, Unauthorized, error_response, problem_of
+from reprise.api.http.errors import ErrorFormats, Unauthorized, error_response, problem_of
 from reprise.api.http.page import PREFIX
 from reprise.api.http.web_access import WebAccess
 from reprise.core.errors import RepriseError
@@ -54,7 +54,7 @@ def key_of(headers: Headers) -> str | None:
 class PageGuard:
     """A layer around the application that refuses what `WebAccess` does not let a web page do."""
 
-    def __init__(self, app: ASGIApp, *, access: WebAccess, shapes: Shapes) -> None:
+    def __init__(self, app: ASGIApp, *, access: WebAccess, shapes: ErrorFormats) -> None:
         self._app = app
         self._access = access
         self._shapes = shapes
@@ -73,7 +73,7 @@ class PageGuard:
 class Authentication:
     """A layer around the application that lets only known keys in, and notes the caller's namespace."""
 
-    def __init__(self, app: ASGIApp, *, keys: ApiKeys, shapes: Shapes) -> None:
+    def __init__(self, app: ASGIApp, *, keys: ApiKeys, shapes: ErrorFormats) -> None:
         self._app = app
         self._keys = keys
         self._shapes = shapes

@@ -139,7 +139,7 @@ def openai_shape(problem: Problem) -> dict[str, Any]:
     return {"error": {"message": problem.message, "type": kind, "param": problem.param, "code": problem.code}}
 
 
-class Shapes:
+class ErrorFormats:
     """Which API writes errors how, by the beginning of the path; OpenAI's shape where none is registered."""
 
     def __init__(self) -> None:
@@ -189,7 +189,7 @@ def log_problem(problem: Problem, error: Exception, *, where: str) -> None:
         log.warning("%s: %s", where, problem.message)
 
 
-def install_error_handlers(app: FastAPI, shapes: Shapes) -> None:
+def install_error_handlers(app: FastAPI, shapes: ErrorFormats) -> None:
     """Answer every known exception in the shape of the API that was asked."""
 
     async def answer(request: Request, error: Exception) -> JsonResponse:
@@ -202,11 +202,11 @@ def install_error_handlers(app: FastAPI, shapes: Shapes) -> None:
         app.add_exception_handler(kind, answer)
 
 
-class LastResort:
+class UnhandledErrors:
     """A layer: an exception that nobody handled is logged and answered, and the server continues. Inside that of CORS:
     a page that is allowed to ask can read the answer."""
 
-    def __init__(self, app: ASGIApp, *, shapes: Shapes) -> None:
+    def __init__(self, app: ASGIApp, *, shapes: ErrorFormats) -> None:
         self._app = app
         self._shapes = shapes
 

@@ -42,7 +42,7 @@ _NUM_THREADS = {
 }
 
 
-class OffLoop:
+class StageThreads:
     """The threads of one server. `run` belongs to the event loop's thread."""
 
     def __init__(self) -> None:

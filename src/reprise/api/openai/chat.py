@@ -22,7 +22,7 @@ from reprise.api.service.exchange import AnswerDelta, AnswerEnd, Began, StillWai
 from reprise.api.service.reply import Reply
 from reprise.api.wire.background import refuse_unstreamed
 from reprise.api.wire.body_reading import api_router
-from reprise.api.wire.context import Context, FromCaller, GoesOn, InContext, Namespace
+from reprise.api.wire.context import BackgroundHeader, Context, FromCaller, InContext, Namespace
 from reprise.api.wire.wire import Wire, respond, start_reply
 
 router = api_router("OpenAI")
@@ -36,12 +36,12 @@ async def create_chat_completion(
     namespace: Namespace,
     caller: FromCaller,
     *,
-    goes_on: GoesOn = False,
+    is_background: BackgroundHeader = False,
 ) -> Response:
     """Answer a chat."""
     is_streamed = body.stream is True
     if not is_streamed:
-        refuse_unstreamed(goes_on=goes_on)
+        refuse_unstreamed(is_background=is_background)
 
     async def start() -> ChatWire:
         service = context.service
@@ -55,7 +55,9 @@ async def create_chat_completion(
         options = body.stream_options
         return ChatWire(context, reply, includes_usage=options is not None and options.include_usage is True)
 
-    return await respond(request, context, start, namespace=namespace, is_streamed=is_streamed, is_background=goes_on)
+    return await respond(
+        request, context, start, namespace=namespace, is_streamed=is_streamed, is_background=is_background
+    )
 
 
 class ChatWire(Wire[Reply]):

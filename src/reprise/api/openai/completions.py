@@ -15,7 +15,7 @@ from reprise.api.service.batch import Batch, start_batch
 from reprise.api.service.exchange import AnswerDelta, AnswerEnd, RawPrompt, ServiceRequest, StillWaiting, Usage
 from reprise.api.wire.background import refuse_unstreamed
 from reprise.api.wire.body_reading import api_router
-from reprise.api.wire.context import Context, GoesOn, InContext, Namespace
+from reprise.api.wire.context import BackgroundHeader, Context, InContext, Namespace
 from reprise.api.wire.wire import Wire, respond
 from reprise.chat.answer import ContentDelta
 from reprise.core.events import Sampled
@@ -25,12 +25,16 @@ router = api_router("OpenAI")
 
 @router.post("/v1/completions", response_model=None)
 async def create_completion(
-    body: CompletionsBody, request: Request, context: InContext, namespace: Namespace, goes_on: GoesOn = False
+    body: CompletionsBody,
+    request: Request,
+    context: InContext,
+    namespace: Namespace,
+    is_background: BackgroundHeader = False,
 ) -> Response:
     """Continue a text."""
     is_streamed = body.stream is True
     if not is_streamed:
-        refuse_unstreamed(goes_on=goes_on)
+        refuse_unstreamed(is_background=is_background)
 
     async def start() -> CompletionsWire:
         service = context.service
@@ -43,7 +47,9 @@ async def create_completion(
         num_at_once = max(1, service.limits.max_choices // requests[0].num_choices)
         return CompletionsWire(context, await start_batch(service, requests, num_at_once=num_at_once), body)
 
-    return await respond(request, context, start, namespace=namespace, is_streamed=is_streamed, is_background=goes_on)
+    return await respond(
+        request, context, start, namespace=namespace, is_streamed=is_streamed, is_background=is_background
+    )
 
 
 class CompletionsWire(Wire[Batch]):

@@ -23,7 +23,7 @@ from reprise.api.service.reasoning_signature import encode_reasoning
 from reprise.api.service.service import ChatService
 from reprise.api.wire.background import refuse_unstreamed
 from reprise.api.wire.body_reading import api_router
-from reprise.api.wire.context import Context, GoesOn, InContext, Namespace
+from reprise.api.wire.context import BackgroundHeader, Context, InContext, Namespace
 from reprise.chat.answer import Answer
 from reprise.chat.request import ChatRequest
 from reprise.core.errors import BadRequest, EngineFailed
@@ -45,10 +45,14 @@ class CompactBody(ResponsesBody):
 
 @router.post("/v1/responses/compact", response_model=None)
 async def compact(
-    body: CompactBody, request: Request, context: InContext, namespace: Namespace, goes_on: GoesOn = False
+    body: CompactBody,
+    request: Request,
+    context: InContext,
+    namespace: Namespace,
+    is_background: BackgroundHeader = False,
 ) -> JsonResponse:
     """Summarise a chat. The next turn is prefilled while idle, up to the user's next words."""
-    refuse_unstreamed(goes_on=goes_on)
+    refuse_unstreamed(is_background=is_background)
     made = await while_connected(request.receive, _compacted(body, context, namespace))
     return JsonResponse(made, headers={"x-request-id": made["id"]})
 

@@ -21,7 +21,7 @@ from reprise.api.service.exchange import AnswerDelta, AnswerEnd, Began, ServiceR
 from reprise.api.service.reply import Reply
 from reprise.api.wire.background import refuse_unstreamed
 from reprise.api.wire.body_reading import api_router
-from reprise.api.wire.context import Context, EventNumber, FromCaller, GoesOn, InContext, Namespace
+from reprise.api.wire.context import BackgroundHeader, Context, EventNumber, FromCaller, InContext, Namespace
 from reprise.api.wire.wire import Wire, respond
 from reprise.core.errors import BadRequest, ContextTooLong, NotFound, RequestCancelled
 
@@ -78,7 +78,7 @@ async def create_response(
     namespace: Namespace,
     caller: FromCaller,
     *,
-    goes_on: GoesOn = False,
+    goes_on: BackgroundHeader = False,
 ) -> Response:
     """Answer a chat. With `background` the answer goes on without its client: see docs/background.md."""
     is_streamed = body.stream is True
@@ -86,7 +86,7 @@ async def create_response(
         body = body.model_copy(update={"background": True})
     is_background = body.background is True
     if not is_streamed and not is_background:
-        refuse_unstreamed(goes_on=goes_on)
+        refuse_unstreamed(is_background=goes_on)
     exchange = await while_connected(request.receive, _prepare(body, context, namespace, caller))
 
     async def start() -> ResponsesWire:

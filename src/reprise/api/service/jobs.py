@@ -88,7 +88,7 @@ def running_of(request: ServiceRequest, answer_format: AnswerFormat, index: int)
         AnswerParser(answer_format),
         wants_logprobs=request.sampling.logprobs is not None,
         allows_parallel_calls=request.allows_parallel_calls,
-        tells_end=request.prompt_logprobs is not None,
+        reports_end=request.prompt_logprobs is not None,
         done_as=EndReason.LENGTH if request.max_tokens == 0 else EndReason.STOP,
     )
     return AnswerJob(job_id=request.id if request.num_choices == 1 else f"{request.id}-{index}", choice=choice)

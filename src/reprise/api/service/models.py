@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from reprise.api.http.errors import Shapes, log_problem, problem_of
+from reprise.api.http.errors import ErrorFormats, log_problem, problem_of
 from reprise.api.http.sse import EVENT_STREAM, comment_line, data_line, event_lines, while_connected
 from reprise.api.service.served import unknown_adapter
 from reprise.api.service.service import ChatService
@@ -230,7 +230,7 @@ class StreamWhileLoading(Response):
         ready: "asyncio.Task[ChatService]",
         answer: Callable[[], Coroutine[Any, Any, Response]],
         *,
-        shapes: Shapes,
+        shapes: ErrorFormats,
         headers: Mapping[str, str],
         expected: AbstractContextManager[None] | None,
     ) -> None:
@@ -306,7 +306,7 @@ async def answer_when_ready(
     answer: Callable[[], Coroutine[Any, Any, Response]],
     *,
     is_stream: bool,
-    shapes: Shapes,
+    shapes: ErrorFormats,
     headers: Mapping[str, str] = _NO_HEADERS,
     expected: AbstractContextManager[None] | None = None,
 ) -> Response:

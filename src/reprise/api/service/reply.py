@@ -138,8 +138,8 @@ class Choice:
 
     `tokens` is everything sampled, stop token included; `outcome` is set at the end.
     `wants_stop` turns true when the answer is complete before the engine knows: after the first tool call, where only
-    one is allowed. The job is then to be cancelled, and its end counts as a stop. With `tells_end` the token that ended
-    the answer has its log-probability told like the others. `done_as` is the end of an answer that is not sampled.
+    one is allowed. The job is then to be cancelled, and its end counts as a stop. With `reports_end` the token that
+    ended the answer is given with its log-probability, too. `done_as` is the end of an answer that is not sampled.
     """
 
     def __init__(
@@ -149,7 +149,7 @@ class Choice:
         *,
         wants_logprobs: bool,
         allows_parallel_calls: bool,
-        tells_end: bool = False,
+        reports_end: bool = False,
         done_as: EndReason = EndReason.STOP,
     ) -> None:
         self.index = index
@@ -159,9 +159,9 @@ class Choice:
         self.parser = parser
         self._wants_logprobs = wants_logprobs
         self._allows_parallel_calls = allows_parallel_calls
-        self._tells_end = tells_end
+        self._reports_end = reports_end
         self._done_as = done_as
-        self._untold: list[Sampled] = []
+        self._pending_logprobs: list[Sampled] = []
         self._first_call: int | None = None
 
     @property
@@ -186,8 +186,8 @@ class Choice:
         if self.wants_stop:
             return ()
         self.tokens.append(event.token)
-        if self._wants_logprobs and (self._tells_end or not event.is_stop):
-            self._untold.append(event)
+        if self._wants_logprobs and (self._reports_end or not event.is_stop):
+            self._pending_logprobs.append(event)
         deltas = self._piece(self.parser.feed(event.token, is_stop=event.is_stop))
         if not self._allows_parallel_calls and self.parser.num_calls_begun > 1:
             # A call that is held until it is whole need not be waited for.
@@ -196,10 +196,10 @@ class Choice:
 
     def _piece(self, deltas: Sequence[Delta], *, is_last: bool = False) -> Sequence[ReplyEvent]:
         allowed = tuple(delta for delta in deltas if self._is_allowed(delta))
-        if not allowed and not (is_last and self._untold):
+        if not allowed and not (is_last and self._pending_logprobs):
             return ()
-        tokens = tuple(self._untold)
-        self._untold.clear()
+        tokens = tuple(self._pending_logprobs)
+        self._pending_logprobs.clear()
         return (AnswerDelta(choice=self.index, deltas=allowed, tokens=tokens),)
 
     def _is_allowed(self, delta: Delta) -> bool:

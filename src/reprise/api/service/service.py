@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from uuid import uuid4
 
 from reprise.api.http.limits import Limits
-from reprise.api.http.off_loop import OffLoop, Stage
+from reprise.api.http.off_loop import Stage, StageThreads
 from reprise.api.service.agents import Agents
 from reprise.api.service.exchange import EndReason, RawPrompt, Record, ServiceRequest, used_of
 from reprise.api.service.jobs import answer_format_of, cut_at, job_of, running_of
@@ -111,7 +111,7 @@ class ChatService:
         self.models: Models | None = None if beside is None else beside.models
         """All models of this server; None: this is the only one, and is always loaded."""
         self.is_closing = False
-        self.threads = OffLoop() if beside is None else beside.threads
+        self.threads = StageThreads() if beside is None else beside.threads
         self._open: dict[str, Reply] = {} if beside is None else beside._open
         self._tasks: set[asyncio.Task[Any]] = set()
         self._watchers: list[Watcher] = [] if beside is None else beside._watchers

@@ -35,9 +35,9 @@ def address_of(request_id: str) -> dict[str, str]:
     return {ADDRESS_HEADER: f"/v1/requests/{request_id}/stream"}
 
 
-def refuse_unstreamed(*, goes_on: bool) -> None:
+def refuse_unstreamed(*, is_background: bool) -> None:
     """Raises BadRequest if an answer that is not streamed is to go on: nobody would learn its id in time."""
-    if goes_on:
+    if is_background:
         raise BadRequest("A background answer must be streamed: set `stream` to true.", param="stream")
 
 

@@ -20,7 +20,15 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from reprise.api.http.body import Needs, check_numbers
 from reprise.api.http.encoding import JsonResponse
-from reprise.api.http.errors import BodyTooLarge, ErrorBody, InvalidJson, ServerBusy, Shapes, error_response, problem_of
+from reprise.api.http.errors import (
+    BodyTooLarge,
+    ErrorBody,
+    ErrorFormats,
+    InvalidJson,
+    ServerBusy,
+    error_response,
+    problem_of,
+)
 from reprise.api.http.limits import Limits
 from reprise.api.http.off_loop import Stage
 from reprise.api.http.web_access import is_from_page
@@ -66,7 +74,7 @@ class BodyLimits:
     bodies do not fill the memory together.
     """
 
-    def __init__(self, app: ASGIApp, *, max_bytes: int, shapes: Shapes) -> None:
+    def __init__(self, app: ASGIApp, *, max_bytes: int, shapes: ErrorFormats) -> None:
         self._app = app
         self._max_bytes = max_bytes
         self._shapes = shapes

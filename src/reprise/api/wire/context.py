@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 from fastapi import Depends, Header, Query, Request
 from pydantic import BeforeValidator
 
-from reprise.api.http.errors import Shapes
+from reprise.api.http.errors import ErrorFormats
 from reprise.api.service.caller import Caller, caller_of
 from reprise.api.service.models import Models, ServedModel
 from reprise.api.service.service import ChatService
@@ -28,7 +28,7 @@ class Context:
 
     service: ChatService
     settings: Settings
-    shapes: Shapes
+    shapes: ErrorFormats
     metrics: Metrics
     responses: "ResponseStore"
     ledger: Ledger
@@ -127,5 +127,5 @@ EventNumber = Annotated[int, BeforeValidator(_event_number)]
 FromCaller = Annotated[Caller, Depends(_caller)]
 """Which agent sends it, as far as the headers say."""
 
-GoesOn = Annotated[bool, Header(alias=HEADER)]
+BackgroundHeader = Annotated[bool, Header(alias=HEADER)]
 """The header by which a stream goes on without its client (`api/wire/background.py`)."""

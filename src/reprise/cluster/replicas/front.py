@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from reprise.api.app import protected, shapes_of_apis
-from reprise.api.http.errors import Problem, Shapes, error_response
+from reprise.api.http.errors import Problem, ErrorFormats, error_response
 from reprise.api.http.sse import data_line, event_lines, while_connected
 from reprise.cluster.replicas.forwarded import ForwardedRequest
 from reprise.core.errors import ClientGone
@@ -54,7 +54,7 @@ class Forwarding:
     keep a stream alive don't count. Later the stream ends with an error in its API's form.
     """
 
-    def __init__(self, *, respond: Respond, respond_all: RespondAll, shapes: Shapes) -> None:
+    def __init__(self, *, respond: Respond, respond_all: RespondAll, shapes: ErrorFormats) -> None:
         self._respond = respond
         self._respond_all = respond_all
         self._shapes = shapes
