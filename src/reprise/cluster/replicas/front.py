@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from reprise.api.app import protected, shapes_of_apis
-from reprise.api.http.errors import Problem, ErrorFormats, error_response
+from reprise.api.http.errors import ErrorFormats, Problem, error_response
 from reprise.api.http.sse import data_line, event_lines, while_connected
 from reprise.cluster.replicas.forwarded import ForwardedRequest
 from reprise.core.errors import ClientGone
