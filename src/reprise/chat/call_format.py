@@ -4,7 +4,7 @@ A `CallFormat` is learnt from the chat template (`call_learning`) or is one of `
 read. The reader (`call_reader`), the grammar of forced calls (`tool_grammar`) and `reprise inspect` all follow from it.
 
 White space in these texts is what the template writes. A model may write other white space between two pieces of
-markup, and `match_loosely` takes it; inside a value it means what it says.
+markup, and `match_loosely` takes it; inside a value it is text.
 """
 
 import json
@@ -67,7 +67,7 @@ class KeyedArguments:
     """Arguments one by one: `key_opening` key `value_opening` value `value_ending`, joined by `between`.
 
     `quote`: what stands around a value that is text, inside the opening and ending ("": text stands as it is). Values
-    of other types follow `openings` where they have openings of their own, by JSON type. With `is_native` a value that
+    of other types follow `openings` where their JSON type has another opening. With `is_native` a value that
     is no text is not enclosed: it ends where its brackets are closed. `has_bare_keys`: objects in values have keys
     without quotes, and text in `quote`. `item`: objects in values are written as arguments are, one within another, and
     lists as arguments of this name ("": values that are no text are JSON).
@@ -137,8 +137,8 @@ class CallFormat:
 
     A call is `head` name `middle` arguments `tail`. `start` and `end` are the markers at which content ends and begins
     again. `between` is None where the template takes one call at a time. With `has_own_section` each call stands in a
-    section of its own, and `between` is what joins sections. `is_bare`: the section begins with plain text, so it is
-    one only where the answer begins. `words_name`: what the model says to the user is addressed to this name as a call
+    separate section, and `between` is what joins sections. `is_bare`: the section begins with plain text, so it is
+    one only where the answer begins. `words_name`: content for the user is addressed to this name as a call
     is to a function's, and the generation prompt has written the first `start` ("": neither is so).
     """
 
@@ -300,7 +300,7 @@ def match_loosely(text: str, at: int, expected: str, *, is_final: bool) -> Match
 
 
 def _inside_word(expected: str, index: int) -> bool:
-    """Whether the character goes on with a word of the character before it, so that no space can stand between."""
+    """Whether the character belongs to the word of the character before it, so that no space can stand between."""
     return index > 0 and _is_word(expected[index]) and _is_word(expected[index - 1])
 
 

@@ -30,7 +30,7 @@ class Form:
     The API gives tool arguments as text, most templates want them as a mapping, some as text after all. Some templates
     read `content` from a message that has none: it is empty text if `fills_content`, and None if `has_null_content`.
     `joins_parts`: content that is a list of text parts becomes one text.
-    `reasoning_as`: the key under which the template looks for reasoning. `joins_reasoning`: what is said before a tool
+    `reasoning_as`: the key under which the template looks for reasoning. `joins_reasoning`: content before a tool
     call becomes part of the reasoning, for templates that refuse to have both. `id_length`: ids of tool calls are so
     many letters and digits; None: they are as the client gave them.
     """
@@ -109,7 +109,7 @@ def joined_text(content: Any) -> str:
 
 
 def _json(text: str) -> object:
-    """What the text says in JSON; None where it is none."""
+    """The JSON value of the text; None where it has none."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
@@ -126,7 +126,7 @@ def _part_text(part: Any) -> str | None:
 
 
 def _thinks_aloud(message: Message) -> bool:
-    """Whether a tool call comes with both reasoning and words."""
+    """Whether a message has a tool call, reasoning and words."""
     has_both = joined_text(message.get(REASONING)) != "" and joined_text(message.get("content")) != ""
     return has_both and message.get("tool_calls") is not None
 
@@ -153,8 +153,8 @@ def _written_message(message: Message, form: Form, ids: Mapping[str, str]) -> di
 
 
 def _with_thinking_part(thought: Any, content: Any) -> list[Any]:
-    said = joined_text(content)
-    return [{"type": "thinking", "thinking": thought}, *([{"type": "text", "text": said}] if said else [])]
+    words = joined_text(content)
+    return [{"type": "thinking", "thinking": thought}, *([{"type": "text", "text": words}] if words else [])]
 
 
 def _written_call(call: Any, form: Form, ids: Mapping[str, str]) -> Any:
@@ -197,8 +197,8 @@ def shortened_id(given: str, length: int, *, attempt: int = 0) -> str:
 def shortened_ids(messages: Sequence[Message], length: int) -> Mapping[str, str]:
     """For each id in these messages the one of `length` letters and digits that stands for it.
 
-    An id that has the form already stays as it is. Each is settled where it first appears, so what comes later in the
-    chat never changes it, and no two ids become one. O(messages).
+    An id that has the form already stays as it is. Each is settled where it first appears, so later messages
+    never change it, and no two ids become one. O(messages).
     """
     out: dict[str, str] = {}
     taken: set[str] = set()

@@ -27,8 +27,8 @@ class ChatRequest:
     """What is rendered.
 
     `tools` in OpenAI form (`{"type": "function", "function": {...}}`). `template_options` go to the chat template by
-    name (`enable_thinking`, `reasoning_effort`, …). `continue_final` says that the last message is an assistant
-    message whose text the model goes on with. `breakpoints` are explicit checkpoints (`cache_control`): the number of
+    name (`enable_thinking`, `reasoning_effort`, …). `continue_final`: the last message is an assistant
+    message whose text the model continues. `breakpoints` are explicit checkpoints (`cache_control`): the number of
     messages before each (0: after the tools and before any message). `cuts` are explicit checkpoints within a message.
     `notes` say what was done to the client's messages, for the record.
     """

@@ -1,6 +1,6 @@
 """The text side of a loaded model, as plain callables: everything that `chat` needs to know about a tokenizer.
 
-The engine's loader makes one from mlx-lm's `TokenizerWrapper`; tests make one from a tokenizer of their own. Nothing
+The engine's loader makes one from mlx-lm's `TokenizerWrapper`; tests make one from a small tokenizer. Nothing
 here imports MLX.
 """
 
@@ -14,7 +14,7 @@ from reprise.core.errors import prompt_too_long
 
 
 class Detokenizer(Protocol):
-    """Streaming detokenizer with the interface of mlx-lm's: text comes in whole characters."""
+    """Streaming detokenizer with the interface of mlx-lm's: it returns whole characters."""
 
     def add_token(self, token: int) -> None: ...
     def finalize(self) -> None: ...

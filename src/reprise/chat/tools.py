@@ -90,7 +90,7 @@ def _make_call(entry: object, *, used: Collection[str], new_id: Callable[[], str
     if not isinstance(name, str) or not name or not is_encodable(name) or arguments is None:
         return None
     if name == "unknown" and json.loads(arguments).keys() == {"raw"}:
-        # What the GLM parser says instead of raising.
+        # The GLM parser's answer instead of an exception.
         return None
     own_id = fields.get("id")
     keeps_id = isinstance(own_id, str) and len(own_id) > 0 and own_id not in used and is_encodable(own_id)

@@ -1,4 +1,4 @@
-"""Where `reprise serve` keeps prefixes unless an option says where: the platform's cache directory."""
+"""Where `reprise serve` keeps prefixes unless an option sets it: the platform's cache directory."""
 
 import os
 import shutil

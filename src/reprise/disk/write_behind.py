@@ -97,7 +97,7 @@ def _is_last_superseded(checkpoint: Checkpoint) -> bool:
 
 
 def _is_shared(checkpoint: Checkpoint) -> bool:
-    """Whether prompts diverge here, so that others may begin like them: no boundary of the template says so."""
+    """Whether prompts diverge here, so that others may begin like them: no boundary of the template shows it."""
     return checkpoint.kind is BoundaryKind.BRANCH and not checkpoint.is_auxiliary
 
 

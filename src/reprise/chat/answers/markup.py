@@ -40,13 +40,13 @@ _PARTS = {
 
 
 def part_of(state: str) -> Channel:
-    """What the text of this state is. A state of which the table says nothing is a header."""
+    """The channel of text in this state. A state that the table lacks is a header."""
     return _PARTS.get(state, Channel.HEADER)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Edge:
-    """`marker` (with atoms) leads to the state `to`, or where the header before it says (None).
+    """`marker` (with atoms) leads to the state `to`, or to the one that the header before it names (None).
 
     The marker is no text, unless `is_kept`.
     """
@@ -89,7 +89,7 @@ def markup_of(text_model: TextModel, *, has_tools: bool, is_thinking_open: bool,
     """The table of this model for one answer.
 
     Without `has_tools` tool markup is text. `is_thinking_open`: the prompt ends inside thinking; `is_content_open`: it
-    ends inside content that the model goes on with.
+    ends inside content that the model continues.
     """
     if is_harmony(text_model):
         table, initial, needs_tool_end = _harmony_edges(), HEADER, False
@@ -127,7 +127,7 @@ def _tag_edges(text_model: TextModel, *, has_tools: bool) -> dict[str, list[Edge
     """Tags, and the transitions of models that mlx-lm has a table for, as in its `make_text_state_machine`."""
     table: dict[str, list[Edge]] = {NORMAL: [], REASONING: []}
     if text_model.think_start and text_model.think_end:
-        # A start inside thinking and an end outside of it are slips: the tag goes, the state stays.
+        # A start inside thinking and an end outside of it are slips: the tag is dropped, the state stays.
         for state in (NORMAL, REASONING):
             table[state].append(Edge(marker=text_model.think_start, to=REASONING))
             table[state].append(Edge(marker=text_model.think_end, to=NORMAL))
@@ -163,7 +163,7 @@ def _tool_edges(text_model: TextModel) -> dict[str, list[Edge]]:
     table: dict[str, list[Edge]] = {}
     for state, outside in ((TOOL, NORMAL), (TOOL_IN_REASONING, REASONING)):
         table[state] = [Edge(marker=end, to=outside)] if end else []
-        # A start that is no token of its own can stand in an argument; plain text that no call follows is text.
+        # A start that is not a single token can stand in an argument; plain text that no call follows is text.
         if start in text_model.splitters or not (end or is_plain):
             table[state].append(Edge(marker=start, to=state))
     return table
@@ -183,7 +183,7 @@ def _harmony_edges() -> dict[str, list[Edge]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Header:
-    """What a channel header says: the state of its message, and the function that it calls."""
+    """The content of a channel header: the state of its message, and the function that it calls."""
 
     state: str
     function: str | None = None
@@ -207,7 +207,7 @@ def read_header(header: str, *, tool_names: Sequence[str]) -> Header:
 def _atomic_tokens(text_model: TextModel, markers: set[str]) -> dict[str, int]:
     """The special tokens that stand in a marker, by text.
 
-    A word that has a token of its own is no markup where it stands in a marker: with others around it, it may be
+    A word that is a single token is no markup where it stands in a marker: with others around it, it may be
     written with other tokens.
     """
     # One search for each token: a model may have a thousand of them, and this is done for each answer.

@@ -46,7 +46,7 @@ class Transition:
 
 
 class CallFailed:
-    """What follows the last whole call is no call. Its text comes as text, but for what was told of it already."""
+    """The text behind the last whole call, which is no call. It becomes content, except what was already emitted."""
 
 
 class CallCut:
@@ -112,7 +112,7 @@ class Reader:
         context: Sequence[int] = (),
         holds_calls: bool = False,
     ) -> None:
-        """`tools` are those that can be called. `holds_calls`: nothing is told of a call before it is whole."""
+        """`tools` are those that can be called. `holds_calls`: a call is emitted only once it is whole."""
         self._holds_calls = holds_calls
         self._speller = Speller(text_model, markup, context=context)
         self._markup = markup

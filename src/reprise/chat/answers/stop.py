@@ -25,7 +25,7 @@ class ContentText:
         # White space at the beginning waits: reasoning may follow, and then it is no content.
         self._is_begun = is_begun
         self._follows_markup = False
-        # So much of what waits belongs to the answer whatever it says.
+        # This much of the held text belongs to the answer in any case.
         self._num_unwatched = 0
         self.stop: str | None = None
         """The stop string that was found."""

@@ -233,7 +233,7 @@ class Around:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Draft:
+class FormatDraft:
     """A format as the renderings show it: the markers at which content ends and begins again are still in `around`."""
 
     around: Around
@@ -305,7 +305,7 @@ def _learn(probes: CallProbes) -> CallFormat:
         last = last_of_two if last_of_two.startswith(last.rstrip()) else last
         around = _sequence(lead, inter, last, probes.splitters)
     words_name = _words_name(probes, begun, middle) if begun else ""
-    return Draft(around=around, middle=index_middle, arguments=arguments, words_name=words_name).format(probes)
+    return FormatDraft(around=around, middle=index_middle, arguments=arguments, words_name=words_name).format(probes)
 
 
 def _begun(probes: CallProbes) -> str:
@@ -317,11 +317,11 @@ def _begun(probes: CallProbes) -> str:
 
 
 def _words_name(probes: CallProbes, begun: str, middle: str) -> str:
-    """The name to which the model addresses what it says to the user."""
+    """The name to which the model addresses its words to the user."""
     words = probes.words()
-    said = words[: words.rfind(WORDS)]
-    name = said[said.rfind(begun) + len(begun) :].removesuffix(middle)
-    if begun + name + middle != said[said.rfind(begun) :] or not name.isidentifier():
+    before = words[: words.rfind(WORDS)]
+    name = before[before.rfind(begun) + len(begun) :].removesuffix(middle)
+    if begun + name + middle != before[before.rfind(begun) :] or not name.isidentifier():
         raise NotLearnt
     return name
 
@@ -544,7 +544,7 @@ def _numbered_suffix(lead: str, inter: str) -> tuple[str, str]:
 
 
 def _before_name(probes: CallProbes) -> str:
-    """What the template writes between the question and the name of a call, where the model said words first."""
+    """The text between the question and the name of a call that follows words."""
     text = probes.calls([(NAME, {FIRST_KEY: FIRST_VALUE})], content=WORDS)
     return text[text.rfind(ASKED) :].partition(NAME)[0]
 
@@ -553,7 +553,7 @@ def _call_start(probes: CallProbes, lead: str) -> tuple[str, str]:
     """The marker that the calls begin with, and the lead from there on.
 
     What stands in a chat without calls too (it begins or ends reasoning, or a message) is not the marker of calls: that
-    follows it, or it goes on up to the next special token.
+    follows it, or it extends to the next special token.
     """
     start = _start_marker(lead, probes.text_model, probes.splitters)
     # A word may stand in the instructions; in an answer it begins calls only with what follows it.
@@ -679,7 +679,7 @@ def _known(text_model: TextModel) -> CallFormat | None:
         form = _stated(text_model)
         if form is not None and _is_not_refuted(text_model, form):
             return form
-        # Without the special tokens nobody has recognised the parser.
+        # Without the special tokens the parser was not recognised.
         probes = CallProbes(text_model, FORMS[0])
         return next((form for form in known_formats(*_TYPED_SECTION) if _is_written(probes, form)), None)
     tool = {"type": "function", "function": {"name": "f", "parameters": {"properties": {"a": {"type": "string"}}}}}
@@ -744,15 +744,15 @@ def _until_turn_end(probes: CallProbes, text: str) -> str:
     behind = words[words.rfind(WORDS) + len(WORDS) :]
     marker = first_markup(behind, probes.splitters)
     seen = text.find("seen")
-    said = text if seen < 0 else text[:seen]
-    places = [at for end in (*probes.message_ends, marker, probes.opens_result) if end and (at := said.find(end)) >= 0]
+    turn = text if seen < 0 else text[:seen]
+    places = [at for end in (*probes.message_ends, marker, probes.opens_result) if end and (at := turn.find(end)) >= 0]
     if not places:
         # Nothing ends the message: what stands between two others opens the next.
         between = behind.partition(ASKED)[0]
-        places = [at for end in probes.splitters if end in between and (at := said.find(end)) >= 0]
+        places = [at for end in probes.splitters if end in between and (at := turn.find(end)) >= 0]
     if not places and seen >= 0:
         # Up to the last special token before the result.
-        ends_at = [at + len(s) for s in probes.splitters if (at := said.rfind(s)) >= 0]
+        ends_at = [at + len(s) for s in probes.splitters if (at := turn.rfind(s)) >= 0]
         places = [max(ends_at, default=seen)]
     cut = text[: min(places, default=len(text))]
     for marker in probes.text_model.structural_markers:

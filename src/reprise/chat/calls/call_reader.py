@@ -1,6 +1,6 @@
 """Reads tool calls as they are written, in the format that was learnt: name, then arguments as JSON text, in pieces.
 
-Text comes in any pieces; what is certain is given at once, what is not is held back. The reader is a script that waits
+Text arrives in any pieces; what is certain is emitted at once, the rest is held back. The reader is a script that waits
 for text where it needs more (a generator), so that it reads as what it does.
 """
 
@@ -71,7 +71,7 @@ Script = Generator[None, None, None]
 class CallReader:
     """Reads one section of calls, from behind its start marker.
 
-    `tools` are those of the request, whose types decide how values without a type of their own are read. `spell` gives
+    `tools` are those of the request, whose types decide how values without a written type are read. `spell` gives
     the text of a value. After `feed` or `finish`, `take` gives what is certain. `is_over`: the section has ended, and
     `rest` is the text behind it. `is_cut`: it ended with the text, within a call. `is_broken`: what follows is no
     call; then `raw` is the text since the last whole call, of which `num_emitted` characters are in events.
@@ -88,7 +88,7 @@ class CallReader:
         self._at = 0
         self._is_final = self._is_ended = False
         self._is_said = False
-        """What follows is said to the user."""
+        """The text that follows is content for the user."""
         self._events: list[CallEvent] = []
         self._raw: list[str] = []
         self._num_dropped = self.num_emitted = 0
@@ -221,7 +221,7 @@ class CallReader:
         return None if start is None or stop is None else self._spell(self._text[start:stop])
 
     def _json_begins(self) -> Script:
-        """Nothing is said of a call before its arguments begin as they should."""
+        """A call is emitted only once its arguments begin as they should."""
         yield from self._space()
         if not (yield from self._has_more()):
             raise _CallCutOff
@@ -262,7 +262,7 @@ class CallReader:
     # Arguments
 
     def _json_arguments(self) -> Script:
-        """One JSON object, given on as it comes; line breaks inside a string, which JSON does not know, are escaped."""
+        """One JSON object, emitted as it arrives; line breaks inside a string, which JSON forbids, are escaped."""
         if self._text[self._at] == '"':
             yield from self._json_in_text()
             return
@@ -316,7 +316,7 @@ class CallReader:
             key = yield from self._key(keyed)
             kind = yield from self._opening(keyed)
             if is_first:
-                # Nothing is said of a call before its arguments begin as they should.
+                # A call is emitted only once its arguments begin as they should.
                 self._begin_call(name)
             lead = ("{" if is_first else ", ") + json.dumps(key, ensure_ascii=False) + ": "
             yield from self._value(keyed, key, lead, self._schema.get(key), kind)
@@ -402,7 +402,7 @@ class CallReader:
             raise NotACall from error
 
     def _text_value(self, ending: str, lead: str) -> Script:
-        """Text up to the ending, given on as it comes, as the inside of a JSON string."""
+        """Text up to the ending, emitted as it arrives, as the inside of a JSON string."""
         self._give(lead + '"')
         tag = ending.strip()
         space = ending[: len(ending) - len(ending.lstrip())]
@@ -506,7 +506,7 @@ class CallReader:
         escape = self._text[self._at : self._at + length]
         self._at += length
         if kind == "u":
-            # Half a character is joined with its other half by whoever reads the JSON.
+            # Half a character is joined with its other half by the reader of the JSON.
             return escape if all(c in _HEX for c in escape[2:]) else inside_string(escape)
         try:
             value = ast.literal_eval(f'"{escape}"') if kind not in "/" else "/"
@@ -601,7 +601,7 @@ class CallReader:
             yield
 
     def _give(self, text: str) -> None:
-        """A piece of the arguments; with it all that was read so far is told."""
+        """Emit a piece of the arguments; with it all text read so far is emitted."""
         if text:
             self._events.append(CallArguments(text))
             self.num_emitted = self._num_dropped + self._at

@@ -43,7 +43,7 @@ def definitions_in(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def schema_of_part(schema: Mapping[str, Any], key: str | None) -> dict[str, Any]:
-    """The schema of an object's value of this key, or (None) of a list's items; empty if nothing is said of it."""
+    """The schema of an object's value of this key, or (None) of a list's items; empty if it has none."""
     ways = [schema, *(part for name in ("anyOf", "oneOf", "allOf") for part in schemas_in(schema.get(name, ())))]
     for way in (resolved(dict(way), schema) for way in ways):
         properties: Mapping[str, Any] = way.get("properties") or {}
@@ -64,7 +64,7 @@ def resolved(schema: dict[str, Any], parameters: Mapping[str, Any]) -> dict[str,
 
 
 def types_of(schema: Mapping[str, Any]) -> frozenset[str]:
-    """The JSON types that a value of this schema can have, as far as it says; empty if it says nothing."""
+    """The JSON types that a value of this schema can have; empty if it names none."""
     kinds: object = schema.get("type")
     if isinstance(kinds, str):
         return frozenset((kinds,))
@@ -128,7 +128,7 @@ def typed(text: str, schema: Mapping[str, Any] | None, *, kind: str | None = Non
 
 
 def read_json(text: str) -> Any:
-    """What a JSON text says. A number beyond a float's range is the largest one: infinity cannot be sent as JSON.
+    """The value of a JSON text. A number beyond a float's range is the largest one: infinity cannot be sent as JSON.
 
     Raises ValueError and RecursionError.
     """

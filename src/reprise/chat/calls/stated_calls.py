@@ -1,6 +1,6 @@
 """The format of tool calls that a template asks for in words, where it writes none itself.
 
-Such a template tells the model how to call in what it says of the tools: by an example with placeholders, as in
+Such a template describes calls to the model beside the tools: by an example with placeholders, as in
 `<tool_call>{"name": <function-name>, "arguments": <args-json-object>}</tool_call>`, or by a special token alone.
 """
 
@@ -42,7 +42,7 @@ def stated_format(shown: str, plain: str, *, splitters: Sequence[str], names: Co
         assert example is not None, shape
         return _around(example, shape)
     named = [text for text in splitters if _CALL_TOKEN.search(text) and text in shown and text not in plain]
-    # Nothing but the token is said of it: those that have it write a list of calls behind it.
+    # Only the token is named: models with it write a list of calls behind it.
     return known_formats(named[0], "")[-1] if len(named) == 1 else None
 
 

@@ -100,7 +100,7 @@ class GrammarCompiler:
         return known
 
     def _forget_oldest(self) -> None:
-        # One that failed is tried again when it comes again; one that is waited for stays.
+        # One that failed is tried again with the next request for it; one with waiters stays.
         gone = [text for text, future in self._compiled.items() if future.done() and future.exception() is not None]
         for text in gone:
             del self._compiled[text]

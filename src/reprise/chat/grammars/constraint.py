@@ -17,7 +17,7 @@ Mask = npt.NDArray[np.uint32]
 
 
 _TOO_LARGE = re.compile(r"too (many|large|big|complex)|fuel exhausted|limit|\bmax is\b", re.IGNORECASE)
-"""What llguidance says when one of its limits is reached; a token that is not allowed is told otherwise."""
+"""llguidance's message when one of its limits is reached; it reports a token that is not allowed in another way."""
 
 
 _MAX_STEP_S = 1.0
@@ -26,7 +26,7 @@ ends; grammars that can be compiled in time take up to 0.3 s."""
 
 
 class MatcherConstraint:
-    """`core.job.Constraint` on a matcher that nobody else uses.
+    """`core.job.Constraint` on a matcher with one user.
 
     Where the grammar is complete only the tokens that end the generation are allowed. Tokens behind the end of the
     mask (logits can be wider than the vocabulary) are not allowed.

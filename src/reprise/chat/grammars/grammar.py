@@ -1,7 +1,7 @@
 """Grammars for answers: which token may come next, through llguidance.
 
 A `Grammar` is data, made from what a request asks for. `Grammars` belongs to one model: it checks a grammar against
-the model's tokenizer (a mistake in it is the user's, and is told at once), compiles it once, and makes the `Constraint`
+the model's tokenizer (a mistake is the user's and reported at once), compiles it once, and makes the `Constraint`
 of each sequence from that.
 
 Formats: JSON schema as llguidance implements it (docs/json_schema.md of its repository), regular expressions of Rust's
@@ -37,7 +37,7 @@ _MOST_OPTIONAL = 480
 class Grammar:
     """What an answer has to be: one entry of llguidance's `grammars`, as JSON text.
 
-    `param` names the request's field, for errors. `is_whole` says that the grammar also has the markup around it.
+    `param` names the request's field, for errors. `is_whole`: the grammar also has the markup around it.
     `other` is what the answer may be instead.
     """
 
@@ -48,7 +48,7 @@ class Grammar:
 
 
 def either(first: Grammar, second: Grammar) -> Grammar:
-    """What one of two grammars allows. Mistakes in either are told as the first one's."""
+    """A grammar of what one of the two allows. Errors in either name the first one's field."""
     assert first.other is None, "alternatives do not nest"
     return replace(first, other=second)
 

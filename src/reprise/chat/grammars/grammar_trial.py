@@ -71,7 +71,7 @@ class TrialVerdict:
 
 def compile_grammar(tokenizer: LLTokenizer, text: str, limits: Mapping[str, Any]) -> tuple[LLMatcher, str | None]:
     """The matcher of a grammar, and what is wrong with it: also what is too large for its first step, or for that
-    into an object, which is said now, and not by the answer."""
+    into an object, which is reported now, and not by the answer."""
     matcher = LLMatcher(tokenizer, text, log_level=0, limits=LLParserLimits(**limits, verbose_errors=False))
     if matcher.is_error():
         return matcher, f"The grammar cannot be used: {sentence_of(matcher)}"
@@ -86,7 +86,7 @@ def compile_grammar(tokenizer: LLTokenizer, text: str, limits: Mapping[str, Any]
 
 
 def sentence_of(matcher: LLMatcher) -> str:
-    """What a matcher says is wrong, without the insides of llguidance."""
+    """The error of a matcher, without the insides of llguidance."""
     text = matcher.get_error().partition("<backtrace>")[0].strip().removeprefix("panic: ")
     # All hundred thousand of them.
     text = text.partition("; following special tokens are available")[0]
@@ -100,7 +100,7 @@ class TrialProcess:
         self._process: subprocess.Popen[bytes] | None = None
 
     def judge(self, trial: GrammarTrial) -> TrialVerdict:
-        """What comes of the grammar. Raises QueueFull where no process can be started."""
+        """The result of trying the grammar. Raises QueueFull where no process can be started."""
         line = json.dumps(asdict(trial)).encode() + b"\n"
         for _ in range(2):
             process = self._running()
@@ -255,7 +255,7 @@ def _serve() -> None:
 
 
 def _end_oneself() -> None:
-    """Where the server has gone and nobody else does it."""
+    """Let the kernel end this process where the server is no longer there to do it."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     most = int(used.ru_utime + used.ru_stime + 2 * MAX_CPU_S) + 1
     resource.setrlimit(resource.RLIMIT_CPU, (most, resource.getrlimit(resource.RLIMIT_CPU)[1]))
@@ -279,7 +279,7 @@ def main() -> None:
             continue
         thread.join()
         break
-    # Without destructors: there may be much to free, and nobody waits for it.
+    # Without destructors: there may be much to free, and nothing waits for it.
     os._exit(status[0] if status else 1)
 
 

@@ -75,7 +75,7 @@ def answer_grammar(
     """What the answer has to be: `wanted` is the output that was asked for. None: anything.
 
     With tools that the model may call, the answer is the output or a call, from its first token on: words before a
-    call could go on for ever, where the model has neither in mind. A call that is forced comes first: the output is
+    call could continue for ever, where the model intends neither. A forced call precedes the output, which is
     for the answer to its result. Raises BadRequest for a choice that is none, and for calls whose format the model's
     grammar cannot have.
     """
@@ -369,7 +369,7 @@ class _Rules:
         if "<[" in end:
             at = end.index("<[")
             text = self._terminal(" & ".join(terms) or _ANY_TEXT)
-            # A terminal of its own: what is before the special token could be text as well.
+            # A separate terminal: what is before the special token could be text as well.
             before = f"{self.literal(ending[: ending.index(tag)]) if terms else ''} {end[:at]}".strip()
             return f"{self._terminal(f'{text} {before}') if before else text} {end[at:]} {after}"
         if not terms:

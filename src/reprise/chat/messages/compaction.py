@@ -65,7 +65,7 @@ class _Told:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompactionShape:
-    """How a chat goes on after a summary: its messages up to the user's next words."""
+    """The form of a chat after a summary: its messages up to the user's next words."""
 
     places: tuple[_Kept | _Given | _Told, ...]
     has_own_tools: bool
@@ -73,7 +73,7 @@ class CompactionShape:
 
     @property
     def ends_with_summary(self) -> bool:
-        """Nothing of the user's comes behind it: the whole prompt is known."""
+        """No user message follows it: the whole prompt is known."""
         return isinstance(self.places[-1], _Told)
 
 
@@ -123,7 +123,7 @@ class Compactions:
                 self._answers.popitem(last=False)
 
     def observe(self, request: ChatRequest) -> None:
-        """A request came: if it goes on from a summary, learn how."""
+        """Learn from a request how it continues from a summary, if it does."""
         with self._lock:
             answers = tuple(self._answers.values())
         for answered in reversed(answers):
@@ -199,7 +199,7 @@ class Compactions:
                 self._shapes.popitem(last=False)
 
     def _shape_of(self, answered: Answered, request: ChatRequest) -> tuple[str, CompactionShape] | None:
-        """What is learnt from a request that goes on from this answer, and what the instruction is known by."""
+        """The shape learnt from a request that continues this answer, and the key of its instruction."""
         shape, key = shape_of(answered, request), _key(answered.request)
         if shape is not None and key is not None:
             return key, shape
@@ -213,7 +213,7 @@ class Compactions:
         with self._lock:
             known = self._shapes.get(key)
         if known is not None and _is_as_expected(next_request(known, told), request):
-            # Of two shapes that fit, the one that was right before goes on being so.
+            # Of two shapes that fit, the one that was right before stays.
             return key, known
         shape = shape_of(told, request)
         return None if shape is None else (key, shape)
@@ -227,7 +227,7 @@ class Compactions:
 
 
 def shape_of(answered: Answered, request: ChatRequest) -> CompactionShape | None:
-    """How `request` goes on from the summary in `answered`; None if it does not. O(messages)."""
+    """The shape in which `request` continues from the summary in `answered`; None if it does not. O(messages)."""
     before, now = answered.request.messages, request.messages
     if now[: len(before)] == before:
         return None
@@ -236,7 +236,7 @@ def shape_of(answered: Answered, request: ChatRequest) -> CompactionShape | None
     if last is None or found is None or found[0] > last:
         return None
     at, told = found
-    # A chat that goes on with the answer as an answer is no news, however its history was rewritten.
+    # A chat that keeps the answer as an answer is no news, however its history was rewritten.
     if not answered.is_apart and told.message.get("role") == "assistant" and len(now) >= len(before):
         return None
     kept = _by_kind(answered.chat, told)
@@ -303,7 +303,7 @@ def _head_text(request: ChatRequest) -> str:
 
 
 def _tells(request: ChatRequest, chat: ChatRequest) -> bool:
-    """Whether a request with another system prompt has most of what was said in a chat within its last message."""
+    """Whether a request with another system prompt has most of a chat's words within its last message."""
     at = last_user_at(request.messages)
     if at is None or _head_text(request) == _head_text(chat):
         return False
@@ -384,7 +384,7 @@ def _by_kind(messages: Sequence[Message], told: _Told) -> Mapping[_Kind, list[Me
 
 
 def _place(message: Message, kept: Mapping[_Kind, list[Message]]) -> _Kept | _Given:
-    """Where a message comes from: contexts are counted from the chat's beginning, all else from its end."""
+    """The place of a message in the chat: contexts are counted from the chat's beginning, all else from its end."""
     for kind, messages in kept.items():
         for index in range(len(messages) - 1, -1, -1):
             if messages[index] == message:

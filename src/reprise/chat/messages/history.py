@@ -224,8 +224,8 @@ def _keys(messages: Sequence[Message]) -> Iterator[int]:
     chain = 0
     for message in messages:
         calls = [_called(call) for call in cast(Sequence[Any], message.get("tool_calls") or ())]
-        said = joined_text(message.get("content")).strip()
-        chain = hash((chain, message.get("role"), said, *calls))
+        words = joined_text(message.get("content")).strip()
+        chain = hash((chain, message.get("role"), words, *calls))
         yield chain
 
 

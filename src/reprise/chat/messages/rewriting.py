@@ -40,7 +40,7 @@ class _RewrittenChat:
         self.messages.append(message)
 
     def join(self, index: int, message: Message) -> None:
-        """It goes on in the last message, which gets what it has."""
+        """The change is appended to the last message."""
         last = self.messages[-1]
         before, after = joined_text(last.get("content")), joined_text(message.get("content"))
         joiner = _JOINER if before and after else ""
@@ -150,9 +150,9 @@ def calls_as_text(request: ChatRequest, write: CallWriter) -> ChatRequest:
     for index, message in enumerate(request.messages):
         if _calls(message):
             written = write([(str(_function(call).get("name")), _arguments(call)) for call in _calls(message)])
-            said = joined_text(message.get("content"))
+            content = joined_text(message.get("content"))
             spoken = {key: value for key, value in message.items() if key != "tool_calls"}
-            draft.keep(index, {**spoken, "content": f"{said}\n{written}" if said else written})
+            draft.keep(index, {**spoken, "content": f"{content}\n{written}" if content else written})
         else:
             draft.keep(index, message)
     return draft.finish()
@@ -267,7 +267,7 @@ def joined_answers(request: ChatRequest) -> ChatRequest:
 
 
 def bridged(request: ChatRequest) -> ChatRequest:
-    """Between a tool loop without an answer and what the user says then stands a short answer."""
+    """Put a short answer between a tool loop without an answer and the next user message."""
     draft = _RewrittenChat(request)
     has_answer = True
     for index, message in enumerate(request.messages):

@@ -20,7 +20,7 @@ from reprise.chat.text_model import TextModel
 from reprise.core.errors import BadRequest, TemplateFailed
 
 Complaint = Callable[[Sequence[Message]], str | None]
-"""What the template says against these messages; None: it takes them."""
+"""The template's error for these messages; None: it takes them."""
 
 
 def refused_message(messages: Sequence[Message], complaint: Complaint, *, sentence: str) -> int | None:
@@ -49,12 +49,12 @@ def explained(failed: TemplateFailed, messages: Sequence[Message], complaint: Co
     where = "" if at is None else f" at messages[{at}] (role {str(messages[at].get('role'))!r})"
     if not sentence.endswith((".", "!", "?")):
         sentence += "."
-    told = TemplateFailed(
+    error = TemplateFailed(
         f"The model's chat template refused the chat{where}: {sentence}",
         param="messages" if at is None else f"messages[{at}]",
     )
-    told.__cause__ = failed
-    return told
+    error.__cause__ = failed
+    return error
 
 
 _Chat = tuple[Message, ...]
@@ -94,7 +94,7 @@ class Placement:
     def open(self, request: ChatRequest, moment: datetime) -> Placed:
         """Render a request in the nearest form that the template takes.
 
-        Raises BadRequest and TemplateFailed, with what the template said to the messages as they are.
+        Raises BadRequest and TemplateFailed, with the template's error for the messages as they are.
         """
         other, notes = self.rewritten(request)
         try:
@@ -194,7 +194,7 @@ def _words(message: Message) -> list[str]:
     called = [call["function"] for call in message.get("tool_calls") or ()]
     arguments = [function["arguments"] for function in called]
     values = [value if isinstance(value, str) else value["at"] for value in arguments]
-    # One letter is no word: many templates write calls alone, without what was said beside them.
+    # One letter is no word: many templates write calls alone, without the words beside them.
     return [word for word in (joined_text(message.get("content")), *values) if len(word) > 1]
 
 
@@ -202,12 +202,12 @@ def _says(role: str, word: str) -> Message:
     return {"role": role, "content": word}
 
 
-def _calls(*calls: tuple[str, Any], said: str | None = None) -> Message:
+def _calls(*calls: tuple[str, Any], content: str | None = None) -> Message:
     made = [
         {"id": call_id, "type": "function", "function": {"name": "look", "arguments": arguments}}
         for call_id, arguments in calls
     ]
-    return {"role": "assistant", "content": said, "tool_calls": made}
+    return {"role": "assistant", "content": content, "tool_calls": made}
 
 
 def _sees(call_id: str, word: str) -> Message:
@@ -268,11 +268,11 @@ def _rules(write_call: rewriting.CallWriter) -> tuple[_ShapeRule, ...]:
             probes=(),
             baseline=_ONE_TURN,
             rewrite=rewriting.results_in_order,
-            # Most templates write no ids: the order is all that says which result is whose.
+            # Most templates write no ids: only the order shows which result belongs to which call.
             note="tool results sorted in the order of their calls",
         ),
         _ShapeRule(
-            probes=((_ASKED, _calls((_ONE, {"at": "Thimble"}), said="!"), _SEEN), _LOOP),
+            probes=((_ASKED, _calls((_ONE, {"at": "Thimble"}), content="!"), _SEEN), _LOOP),
             baseline=_ONE_TURN,
             rewrite=lambda request: rewriting.calls_as_text(request, write_call),
             note="tool calls sent as text, since the chat template accepts none",

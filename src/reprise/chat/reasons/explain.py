@@ -28,7 +28,7 @@ _WORD = re.compile(r"\w+")
 _RANDOM = re.compile(r"[0-9A-Za-z_+/=-]{4,}")
 _CHANNEL_OF_THINKING = "<|channel|>analysis"
 _NUM_WORDS_ALIKE = 3
-"""Texts are compared by runs of so many words: single words stand in any two texts."""
+"""Texts are compared by runs of this number of words: single words stand in any two texts."""
 _MANY_ALIKE = 24
 """Requests of different chats are of one program if they share this many runs of words before their chats begin."""
 _NUM_COMPARED = 1 << 14
@@ -91,8 +91,8 @@ class Explanation:
     """Why a request computed what it did.
 
     `reason` is that of the largest account; the accounts together cover the computed tokens. At `diverged_at` (None:
-    nothing stored was left behind) the prompt, in `part`, goes on with `actual_text` after `shared_text`, while what
-    was stored goes on with `expected_text`.
+    nothing stored was left behind) the prompt, in `part`, continues with `actual_text` after `shared_text`, while what
+    was stored continues with `expected_text`.
     """
 
     reason: Reason
@@ -109,7 +109,7 @@ class Explanation:
 class Divergence:
     """The prompt `rendered` left the stored path at token `position`, which is character `char`, in `part`.
 
-    `previous` is the earlier rendering that ends or goes on otherwise there, if one is known.
+    `previous` is the earlier rendering that ends or continues otherwise there, if one is known.
     """
 
     rendered: Rendered
@@ -168,7 +168,7 @@ def _divergence(
     shared: int,
     text_model: TextModel,
 ) -> Divergence | None:
-    """Where the prompt leaves what was known, or None if it only goes on from there."""
+    """The place where the prompt diverges from the known ones, or None if it only extends one."""
     tokens = rendered.prompt.tokens
     if known >= len(tokens):
         return None
@@ -195,14 +195,14 @@ def _divergence(
 
 
 def _of(accounts: Sequence[ComputedSpan], divergence: Divergence | None = None) -> Explanation:
-    told = tuple(account for account in accounts if len(account.span) > 0) or tuple(accounts[-1:])
+    shown = tuple(account for account in accounts if len(account.span) > 0) or tuple(accounts[-1:])
     # Of accounts of one size the later one: it is what the request brought, the others are what the cache lacked.
-    main = max(reversed(told), key=lambda account: len(account.span))
+    main = max(reversed(shown), key=lambda account: len(account.span))
     if divergence is None:
-        return Explanation(reason=main.reason, accounts=told, advice=ADVICE[main.reason])
+        return Explanation(reason=main.reason, accounts=shown, advice=ADVICE[main.reason])
     return Explanation(
         reason=main.reason,
-        accounts=told,
+        accounts=shown,
         advice=ADVICE[main.reason],
         diverged_at=divergence.position,
         part=divergence.part,
@@ -328,7 +328,7 @@ def _is_behind_an_empty_answer(divergence: Divergence) -> bool:
 
 
 def _is_edited(divergence: Divergence) -> bool:
-    """Whether the message at the divergence, which both requests have, says something else now."""
+    """Whether the message at the divergence, which both requests have, has another text now."""
     part, previous = divergence.part, divergence.previous
     if part is None or part.index is None or previous is None or part.index >= len(previous.request.messages):
         return False
@@ -343,7 +343,7 @@ def _is_same_chat(before: tuple[Message, ...], now: tuple[Message, ...], index: 
 
 
 def is_continued(before: ChatRequest, now: ChatRequest) -> bool:
-    """Whether `now` goes on with the chat of `before`, or is of the same program, by what both say.
+    """Whether `now` continues the chat of `before`, or is of the same program, by the words of both.
 
     What a template writes around it does not count. Requests whose chats begin with the same message are of one chat if
     they agree in half of what they say up to where the shorter one ends; others are of one program if they agree in
@@ -358,8 +358,8 @@ def is_continued(before: ChatRequest, now: ChatRequest) -> bool:
         return _are_alike(*heads) and _are_alike(*with_tools) and len(with_tools[0] & with_tools[1]) >= _MANY_ALIKE
     bodies = [each.messages[head_length(each.messages) :][:_MOST_COMPARED] for each in (before, now)]
     num = min(map(len, bodies))
-    said = [_runs(joined_text(message.get("content")) for message in body[:num]) for body in bodies]
-    return _are_alike(with_tools[0] | said[0], with_tools[1] | said[1])
+    runs = [_runs(joined_text(message.get("content")) for message in body[:num]) for body in bodies]
+    return _are_alike(with_tools[0] | runs[0], with_tools[1] | runs[1])
 
 
 def _chat_start(request: ChatRequest) -> tuple[Any, str, str] | None:
@@ -394,7 +394,7 @@ def _json(tool: Mapping[str, Any]) -> str:
 
 
 def _shares_words(divergence: Divergence) -> bool:
-    """Whether the prompt agrees with what was stored in words of its own, and not just in the template's.
+    """Whether the prompt agrees with what was stored in the request's words, and not just in the template's.
 
     That is a whole message, the tools, a good half of either, or much text.
     """

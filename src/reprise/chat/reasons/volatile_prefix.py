@@ -19,7 +19,7 @@ _MONTH = (
 )
 _WEEKDAY = (
     r"(?:(?:Mon|Tues|Wednes|Thurs|Fri|Satur|Sun)day"
-    # Short names are words of their own kind only before a date.
+    # Short names count as weekdays only before a date.
     r"|(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun)\b(?=[,.]?\s+(?:\d|[A-Z][a-z]{2}\b)))"
 )
 _DAY_OF_MONTH = r"(?:0?[1-9]|[12]\d|3[01])(?:st|nd|rd|th)?"
@@ -53,7 +53,7 @@ _STAMP = re.compile(r"(?<!\d)1[5-9]\d{8}(?:\d{3})?(?!\d)")
 class Moment:
     """A date (`is_clock` False) or a time of day, as it stands in a text.
 
-    They are told apart: the one changes with the day, the other with every request.
+    They differ: the one changes with the day, the other with every request.
     """
 
     text: str
@@ -100,9 +100,9 @@ class Rule:
 
 
 _PRESENT = re.compile(r"\b(?:today|current(?:ly)?|now|date|time|clock)\b|as of\b", re.I)
-"""What says that a date is the present one: dates in examples and changelogs stay the same."""
+"""Words that mark a date as the present one: dates in examples and changelogs stay the same."""
 _NUM_BEFORE = 60
-"""Characters before a date, on its line, in which that is said."""
+"""Characters before a date, on its line, that are searched for them."""
 
 RULES = (
     Rule(
@@ -173,8 +173,8 @@ def present_moments(text: str) -> list[Moment]:
     found: dict[bool, Moment] = {}
     for moment in moments_in(text):
         line_at = text.rfind("\n", 0, moment.start) + 1
-        said = text[max(line_at, moment.start - _NUM_BEFORE) : moment.start]
-        if _PRESENT.search(said) is not None:
+        lead = text[max(line_at, moment.start - _NUM_BEFORE) : moment.start]
+        if _PRESENT.search(lead) is not None:
             found.setdefault(moment.is_clock, moment)
     return [found[is_clock] for is_clock in (True, False) if is_clock in found]
 

@@ -35,7 +35,7 @@ def find_boundaries(
     """The stable, last-user, system and explicit boundaries of `prompt`, which is the context's own rendering.
 
     Renders two whole stand-in chats, one that ends before the last user message, and one that is short. A boundary is
-    the end of the longest common prefix in tokens, not only in text, so a token that would merge with what comes next
+    the end of the longest common prefix in tokens, not only in text, so a token that would merge with the next one
     stands behind it. A long document at the head of the last user message ends at a branch boundary: where this prompt
     will leave the next one about the same document is known before there is one.
     """

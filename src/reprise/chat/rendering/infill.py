@@ -1,4 +1,4 @@
-"""Filling in the middle: the tokens by which a model is told what stands before and after, learnt from its vocabulary.
+"""Filling in the middle: the tokens that mark the text before and after, learnt from its vocabulary.
 
 Markers are single tokens whose words say their part: `<|fim_prefix|>`, `<｜fim▁hole｜>`, `<PRE>`, `[SUFFIX]`.
 """
@@ -25,7 +25,7 @@ _ENDS = frozenset({"endoftext", "end of text", "eot", "fim pad", "file sep", "fi
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InfillMarkers:
-    """The markers by their token ids. `middle` None: the model goes on behind the prefix, which comes last then.
+    """The markers by their token ids. `middle` None: the model continues the prefix, which is last then.
 
     `ends` are the tokens at which the text in the middle is over.
     """

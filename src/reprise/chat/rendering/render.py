@@ -30,7 +30,7 @@ from reprise.core.prompt import Boundary, BoundaryKind, Prompt
 from reprise.core.tokens import common_prefix, own_tokens
 
 Branch = Literal["user", "tool"]
-"""What comes after an answer: a user message, or the results of its tool calls."""
+"""The messages after an answer: a user message, or the results of its tool calls."""
 
 _NUM_FROZEN_CHATS = 4096
 _NUM_LATEST, _NUM_LIKELY = 64, 4
@@ -90,7 +90,7 @@ class Renderer:
         self._lock = Lock()
 
     def render(self, request: ChatRequest, *, is_final: bool = True) -> Rendered:
-        """The prompt of a request. One that is not final is not compared with what comes later.
+        """The prompt of a request. One that is not final is not compared with later prompts.
 
         Raises BadRequest (nothing to render, no template), ContextTooLong, and TemplateFailed with the template's own
         sentence.
@@ -145,7 +145,7 @@ class Renderer:
         return rendered
 
     def recall(self, runs: Iterable[StoredRun]) -> None:
-        """Learn from prompts that an earlier server stored how it spelled them. Each run comes behind its parent."""
+        """Learn from prompts that an earlier server stored how it spelled them. Each run follows its parent."""
         ends: dict[str | None, Spelled] = {None: Spelled()}
         inner: set[str | None] = {None}
         for run in runs:
@@ -192,7 +192,7 @@ class Renderer:
         return Prompt(tokens=own_tokens(run.tokens[:length]), boundaries=(Boundary(length, BoundaryKind.STABLE),))
 
     def _after_summary(self, rendered: Rendered, answer: Answer) -> Prompt | None:
-        """What a chat goes on with after this answer, if it is a summary and the client did so before."""
+        """The chat that follows this answer, if it is a summary of a known form."""
         if answer.content is None:
             return None
         predicted = self.compactions.predict(_answered(rendered, answer.content))
@@ -206,7 +206,7 @@ class Renderer:
             return None  # The template refuses what is expected; the real request will be another.
 
     def typed(self, request: ChatRequest, *, ends_in_word: bool = True) -> Prompt:
-        """What the prompt will begin with, however the last user message goes on: it is still being typed.
+        """The beginning of the prompt that no continuation of the last user message changes: it is still being typed.
 
         A word at its end may become another, so it is left out. Raises what `render` raises, and BadRequest where no
         user message stands at the end.
@@ -336,7 +336,7 @@ class StoredChats(Protocol):
 class Renderers:
     """Renderers by namespace, made when they are first needed. Safe to use from several threads.
 
-    There are no more of them than API keys, which bounds their memory. `shared` is that of the namespace "", and says
+    There are no more of them than API keys, which bounds their memory. `shared` is that of the namespace "", and sets
     how all of them render.
     """
 
@@ -409,8 +409,8 @@ def _answered(rendered: Rendered, text: str) -> Answered:
 def _start_key(messages: Sequence[Message], *, has_head: bool) -> int:
     """A hash of a chat's beginning: of its first user message, and the system messages before it if `has_head`."""
     head = head_length(messages)
-    said = [(m.get("role"), joined_text(m.get("content"))) for m in messages[0 if has_head else head : head + 1]]
-    return hash(("start", *said))
+    opening = [(m.get("role"), joined_text(m.get("content"))) for m in messages[0 if has_head else head : head + 1]]
+    return hash(("start", *opening))
 
 
 def _head_key(request: ChatRequest) -> int:

@@ -233,7 +233,7 @@ class PieceTokenizer:
     def shared(self, known: TokenizedText, text: str) -> int:
         """How many leading tokens `known` and the tokens of `text` have in common.
 
-        Stops at the first piece that differs, so what comes after it is never tokenized. Equal text is compared, and
+        Stops at the first piece that differs, so the rest is never tokenized. Equal text is compared, and
         not cut and looked up again, unless the memory has learned a spelling since.
         """
         at = self._num_equal(known, text) if known.num_learned == self._num_learned else 0
@@ -283,7 +283,7 @@ class PieceTokenizer:
         groups = list(self._groups(tail))
         texts = [self._decode(group) for group in groups]
         if "".join(texts) != self._decode(tail):
-            # This decoder reads tokens by what is before them, so no piece's text can be told from its tokens alone.
+            # This decoder reads tokens by what is before them, so a piece's text does not follow from its tokens alone.
             return
         for group, text in zip(groups, texts, strict=True):
             self._remember(chain, text, group)

@@ -19,7 +19,7 @@ _OWN_KEYS = frozenset(("role", "content", "tool_calls", "tool_call_id", "reasoni
 HEAD_ROLES = ("system", "developer")
 """Roles of messages that stand before the chat proper."""
 _LONG_DOCUMENT = 500
-"""Characters before a question that are worth a checkpoint of their own."""
+"""Characters before a question that are worth a separate checkpoint."""
 
 Messages = tuple[Message, ...]
 
@@ -105,13 +105,13 @@ def question_of(message: Message) -> str | None:
     """
     content = message.get("content")
     texts = [joined_text([part]) for part in cast(list[Any], content)] if isinstance(content, list) else []
-    told = joined_text(content).strip()
+    question_text = joined_text(content).strip()
     if len(texts) > 1:
         question = texts[-1].strip()
     else:
-        at = told.rfind("\n\n")
-        question = told[at + 2 :] if at >= 0 else told[told.rfind("\n") + 1 :]
-    is_long = len(told) - len(question) >= _LONG_DOCUMENT
+        at = question_text.rfind("\n\n")
+        question = question_text[at + 2 :] if at >= 0 else question_text[question_text.rfind("\n") + 1 :]
+    is_long = len(question_text) - len(question) >= _LONG_DOCUMENT
     return question if question != "" and is_long else None
 
 
@@ -152,7 +152,7 @@ def known_results(request: ChatRequest, answer: Message, variant: int) -> Messag
 
 
 def answered_with(request: ChatRequest, answer: Message) -> Messages:
-    """The chat and its answer, which goes on where a message to be continued ends."""
+    """The chat and its answer, which extends the last message where that is to be continued."""
     if not request.continue_final:
         return (*request.messages, answer)
     begun = request.messages[-1]

@@ -126,7 +126,7 @@ def find_parts(
 def words_at(message: Message, text: str, seams: Sequence[Seam], within: Span) -> Span | None:
     """From the first to the last word of the message, or None if nothing of it is found in these characters.
 
-    Reasoning stands before what is said, or was stripped. Then the same words may be the answer's own, or stand in a
+    Reasoning stands before the content, or was stripped. Then the same words may be the answer's own, or stand in a
     later message.
     """
     said, reasoning = _words(message), str(message.get("reasoning_content") or "").strip()
@@ -158,7 +158,7 @@ def _found(said: Sequence[str], text: str, within: Span) -> Span | None:
 
 
 def _words(message: Message) -> list[str]:
-    """What the message says after its reasoning, in the order in which templates write it."""
+    """The words of the message after its reasoning, in the order in which templates write it."""
     said = [joined_text(message.get("content"))]
     for call in cast(Sequence[Any], message.get("tool_calls") or ()):
         function: Any = cast(Mapping[str, Any], call).get("function", {}) if isinstance(call, Mapping) else {}

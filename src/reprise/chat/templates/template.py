@@ -156,7 +156,7 @@ class _Findings:
 
 _FINDINGS: WeakKeyDictionary[Callable[..., str], dict[str, _Findings]] = WeakKeyDictionary()
 """Of each template that is in use, by what renders it and by its source. Whoever learns from a model (its calls, its
-thinking, its prompts) has a `ChatTemplate` of his own, and none tries again what another has tried."""
+thinking, its prompts) has a separate `ChatTemplate`, and none tries again what another has tried."""
 
 
 class ChatTemplate:
@@ -176,7 +176,7 @@ class ChatTemplate:
 
     @property
     def takes_parts(self) -> bool:
-        """Whether content that is a list of parts comes out as the parts' text. Found out by trying, once."""
+        """Whether the template writes the text of content that is a list of parts. Tried once."""
         if self._found.takes_parts is None:
             self._found.takes_parts = self._try_parts()
         return self._found.takes_parts
@@ -298,7 +298,7 @@ class ChatTemplate:
         try:
             plain = self._render(messages, add_generation_prompt=True)
         except Exception:
-            # A template that refuses the probe says nothing about its date.
+            # A template that refuses the probe shows nothing about its date.
             return dates
         try:
             ours = self._render(messages, add_generation_prompt=True, **dates.options(datetime.now()))
@@ -314,7 +314,7 @@ class ChatTemplate:
         return text.count(_PROBE) == 1 and not _WRITTEN_PART.search(text)
 
     def _shows_tools(self, tools_as: ToolsAs) -> bool:
-        """Whether a tool under this name comes out."""
+        """Whether the template writes tools given under this name."""
         asked: Message = {"role": "user", "content": _PROBE}
         request = ChatRequest(messages=(asked,), tools=(_PROBE_TOOL,))
         context = RenderContext(request=request, moment=datetime(2000, 1, 1), form=Form())
@@ -379,6 +379,6 @@ def syntax_fault(text_model: TextModel) -> str | None:
     except TemplateSyntaxError as error:
         return f"line {error.lineno}: {error.message}"
     except Exception:
-        # It may want other messages: that is told to who sends some.
+        # It may want other messages: the error for a request names them.
         return None
     return None

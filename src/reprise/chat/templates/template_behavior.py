@@ -1,4 +1,4 @@
-"""What a chat template does to earlier turns, found by rendering small chats and looking at what comes out.
+"""What a chat template does to earlier turns, found by rendering small chats and comparing the texts.
 
 Nothing depends on a template's name or source: each message of a probe has a unique word, and the position of that word
 in the text, if it is there, is the answer.
@@ -27,11 +27,11 @@ _TO_KEEP: Sequence[tuple[str, bool]] = (
     ("truncate_history_thinking", False),
     ("drop_thinking", False),
 )
-"""Options by which templates are told to keep earlier thinking, as far as any are known; each is tried."""
+"""Options that make templates keep earlier thinking, all that are known; each is tried."""
 
 
 class Thoughts(StrEnum):
-    """What becomes of the thinking in an earlier answer when the next user message comes."""
+    """The fate of the thinking in an earlier answer once a user message follows."""
 
     NONE = "the template writes no thinking"
     KEPT = "kept"

@@ -16,7 +16,7 @@ from reprise.engine.running.runner import Runner
 
 
 class OpenShards(Protocol):
-    """Opens what is on disk of a model, with so many tokens per block, and tells rank 0; None if that fails."""
+    """Opens a model's directory, with this number of tokens per block, and reports to rank 0; None if that fails."""
 
     def __call__(self, fingerprint: str, *, block: int, resumes_anywhere: bool) -> ShardKeeper | None: ...
 

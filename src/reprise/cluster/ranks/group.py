@@ -201,7 +201,7 @@ def open_parts(
 
 @contextmanager
 def ended_if_alone(within_s: float) -> Generator[None]:
-    """End this process with SIGALRM if the ranks have not met within so many seconds."""
+    """End this process with SIGALRM if the ranks have not met within this many seconds."""
     log.info("waiting for the other ranks; without them this one ends after %.0f s", within_s)
     # MLX holds Python's lock while it waits: no other thread would run, and no handler of a signal.
     signal.setitimer(signal.ITIMER_REAL, within_s)
@@ -246,12 +246,12 @@ def _tell_address(text: str) -> str:
     """Broadcast the text of rank 0; the other ranks pass "". Raises LoadFailed."""
     raw = text.encode().ljust(_ADDRESS, b"\0")
     assert len(raw) == _ADDRESS, text
-    told = mx.distributed.all_sum(mx.array(np.frombuffer(raw, dtype=np.uint8).astype(np.int32)))
+    shared = mx.distributed.all_sum(mx.array(np.frombuffer(raw, dtype=np.uint8).astype(np.int32)))
     try:
-        mx.eval(told)
+        mx.eval(shared)
     except Exception as error:
         raise LoadFailed(f"A rank has ended while the others connected to it: {first_line(error)}") from error
-    return bytes(np.array(told).astype(np.uint8)).rstrip(b"\0").decode()
+    return bytes(np.array(shared).astype(np.uint8)).rstrip(b"\0").decode()
 
 
 def _load_shard(settings: Settings, group: mx.distributed.Group) -> LoadedModel:

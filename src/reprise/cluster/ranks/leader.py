@@ -1,6 +1,6 @@
 """Broadcasts the operations of rank 0: each is sent to the other ranks before it runs here.
 
-Objects that hold arrays are identified by numbers. When rank 0 drops its last reference to one, the others are told
+Objects that hold arrays are identified by numbers. When rank 0 drops its last reference to one, the others are notified
 with the next operation. If an operation that copies fails, only this rank is affected: its objects are dropped on all
 ranks. A failed pass leaves the other ranks waiting, so it ends the group.
 """
@@ -96,7 +96,7 @@ class Leader:
         return result
 
     def name_record(self, record: Numbered, number: int) -> None:
-        """The other ranks have read their parts of this record under a number of its own, below 0. Thread-safe."""
+        """The other ranks have read their parts of this record under a separate number, below 0. Thread-safe."""
         assert number < 0, number
         self._numbers[ref(record, self._forget)] = number
 

@@ -34,7 +34,7 @@ Message = Any
 _LENGTH = struct.Struct("<I")
 _MOST_NBYTES = 1 << 28
 _HELLO_NBYTES = 4096
-"""The longest first message of a rank. Until it has shown the secret, nobody may send more."""
+"""The longest first message of a rank. Before it has shown the secret, a rank may not send more."""
 _HELLO_S = 2.0
 """A connection that has not shown the secret after this long is closed."""
 _MOST_STRANGERS = 64
@@ -134,7 +134,7 @@ class Stranger:
 
 
 class Door:
-    """The listener of rank 0 while the group forms. It reads all connections at once: nobody waits for a stranger."""
+    """The listener of rank 0 while the group forms. It reads all connections at once: no rank waits for a stranger."""
 
     def __init__(self, listener: socket.socket, secret: str, *, hello_s: float) -> None:
         self._secret = secret
@@ -321,8 +321,8 @@ class LinksToFollowers:
                 return
             self._heard_s[rank] = time.monotonic()
             match message:
-                case ["pong", *said]:
-                    self.pongs[rank] = said
+                case ["pong", *report]:
+                    self.pongs[rank] = report
                 case ["failed", why]:
                     self.fail(f"rank {rank}: {why}")
                     return

@@ -94,7 +94,7 @@ def wrap_engine() -> None:
 
 
 def _recorded(name: str, alone: Callable[..., Any], as_rank: Callable[..., Any]) -> Callable[..., Any]:
-    """`alone` where nobody records, else `as_rank`, on all ranks."""
+    """`alone` where nothing records, else `as_rank`, on all ranks."""
     assert name not in OPERATIONS, name
     OPERATIONS[name] = as_rank
 

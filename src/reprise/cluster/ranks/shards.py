@@ -13,7 +13,7 @@ log = logging.getLogger(__name__)
 
 
 class ShardKeeper:
-    """A rank's parts of records, kept as rank 0 says.
+    """A rank's parts of records, kept at rank 0's command.
 
     Called on the thread that runs rank 0's operations, which waits for files only in `close`.
     """
@@ -27,7 +27,7 @@ class ShardKeeper:
         self._answer = answer
         self._tasks: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._read: dict[int, DiskRecord] = {}
-        """What was read for rank 0, by number, until it says that nobody holds it any more."""
+        """The parts read for rank 0, by number, until it releases them."""
         self._reading = Lock()
         self._thread = Thread(target=self._work, name="reprise-shards", daemon=True)
         self._thread.start()

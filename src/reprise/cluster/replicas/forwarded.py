@@ -101,7 +101,7 @@ class AsgiCall:
 
     def __init__(self, app: ASGIApp, request: ForwardedRequest) -> None:
         self._request = request
-        # Unbounded: an answer is bounded, and whoever is slow to read it must not hold up the others.
+        # Unbounded: an answer is bounded, and a slow reader must not hold up the others.
         self._queue: asyncio.Queue[Message | None] = asyncio.Queue()
         self._gone = asyncio.Event()
         self._has_read = False

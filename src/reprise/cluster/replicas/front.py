@@ -50,7 +50,7 @@ def front_app(settings: Settings, *, respond: Respond, respond_all: RespondAll) 
 class Forwarding:
     """An ASGI application whose responses are those of replicas.
 
-    A request whose replica is lost goes to another one as long as nothing of the answer has been sent; comments that
+    A request whose replica is lost is sent to another one as long as nothing of the answer has been sent; comments that
     keep a stream alive don't count. Later the stream ends with an error in its API's form.
     """
 

@@ -125,7 +125,7 @@ class _Forwarded(Response):
 class LookupRouter(RequestRouter):
     """Asks replicas what a request would find there, and takes the one with the least time to the first token.
 
-    Where that cannot be known (no prompt, nobody answers within `timeout_s`), two replicas at random and of these the
+    Where that cannot be known (no prompt, no answer within `timeout_s`), two replicas at random and of these the
     one with the shorter queue.
     """
 
@@ -176,7 +176,7 @@ class LookupRouter(RequestRouter):
             self._chats.note(chat_keys(pending_request.args[0]), replica_id)
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
-        """Called by Ray with all that run now. Those that do no more are told to finish, which Ray itself does not."""
+        """Called by Ray with all that run now. Those that do no more are asked to finish, which Ray itself does not."""
         gone = [was for replica_id, was in self.curr_replicas.items() if replica_id not in _ids(replicas)]
         super().update_replicas(replicas)
         self._sent.keep_only(_ids(replicas))

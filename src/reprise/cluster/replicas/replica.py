@@ -89,7 +89,7 @@ class ReplicaServer:
             self._running.discard(call)
 
     async def lookup(self, request: ForwardedRequest) -> Offer | None:
-        """What the prompt of this request would find here now. None: nothing can be said of it, as of a bad body."""
+        """The offer for this request's prompt now. None: it has none, as with a bad body."""
         status, text = await whole_response(self._loaded_app, request.as_lookup())
         if status != 200:
             return None

@@ -1,4 +1,4 @@
-"""Which replica a request goes to: decisions without Ray.
+"""The choice of a replica for a request, without Ray.
 
 A replica is asked what the request would find (`Offer`). The one with the least expected time to the first token is
 taken; those that do not answer in time are what is left, two of them at random.
@@ -40,10 +40,10 @@ _MAX_CHATS = 50_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:
-    """What a replica says of a request.
+    """A replica's offer for a request.
 
     `ttft_s`: the expected time to the first token, with its queue; `prefill_s`: the part of it that is this request's
-    own work, and delays whoever comes after it; `num_computed`: prompt tokens that it would compute; `num_requests`:
+    own work, and delays later requests; `num_computed`: prompt tokens that it would compute; `num_requests`:
     those that run and wait there.
     """
 
@@ -65,7 +65,7 @@ class Sent:
 
 
 REFUSED = Offer(ttft_s=math.inf, prefill_s=0.0, num_computed=0, num_requests=0)
-"""Of a replica that would answer with an error: the body is wrong, or goes on from what only another replica has."""
+"""Of a replica that would answer with an error: the body is wrong, or continues what only another replica has."""
 
 
 def wait_s(offers: Sequence[Offer | None], first_s: float, timeout_s: float) -> float:
@@ -82,7 +82,7 @@ def ranked(offers: Mapping[R, Offer | None], sent: Mapping[R, Sent], random: Ran
     """The replicas in the order in which they are to be tried; in a group of several the shorter queue decides.
 
     By the expected time to the first token. Where that is alike, what would be reused decides as long as the replicas
-    are evenly busy. After these, two at random of the replicas that said nothing (None): with no offer at all that is
+    are evenly busy. After these, two at random of the replicas without an offer (None): with no offer at all that is
     the power of two choices. Those that would refuse are last.
     """
     ready = {
@@ -157,7 +157,7 @@ class SentWork(Generic[R]):
             sent.popleft()
 
     def since(self, asked_s: float, replica: R) -> Sent:
-        """What went to the replica and is not in what it said when it was asked at `asked_s`."""
+        """The requests sent to the replica that its offer of `asked_s` does not include."""
         work = [work_s for at_s, work_s in self._sent.get(replica, ()) if at_s >= asked_s - _UNSEEN_S]
         return Sent(work_s=sum(work), num=len(work))
 

@@ -82,7 +82,7 @@ class ModelFolder(Protocol):
     servers: frozenset[str]
     """The other servers that used the folder at the last `note_servers`."""
     is_remote: bool
-    """Whether I/O goes over a network: then only the cache's threads do it, and evictions use the last listing."""
+    """Whether I/O uses a network: then only the cache's threads do it, and evictions use the last listing."""
 
     @property
     def place(self) -> str:

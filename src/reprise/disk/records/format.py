@@ -57,7 +57,7 @@ Bytes = bytes | memoryview
 
 
 class Unverified(Exception):
-    """The file is damaged; the message says how."""
+    """A damaged file; the message describes the damage."""
 
 
 class OtherVersion(Exception):

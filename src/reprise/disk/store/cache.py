@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 MIB = 1024 * 1024
 
 _MOST_PATHS = 4096
-"""`tree` and `newest_texts` visit at most so many leaves of a namespace."""
+"""The most leaves of a namespace that `tree` and `newest_texts` visit."""
 
 
 class DiskCache:

@@ -68,7 +68,7 @@ class LinkSpeed:
         self._bt = self._bt * _KEPT + shared * seconds
 
     def estimate_s(self, sizes: Collection[int], *, at_once: int = 1) -> float | None:
-        """Seconds to read records of these sizes, so many at once; None before enough was measured."""
+        """Seconds to read records of these sizes, all at once; None before enough was measured."""
         if self._num < _LEAST_READS:
             return None
         latency_s, byte_s = self._fitted()
@@ -77,7 +77,7 @@ class LinkSpeed:
     def _fitted(self) -> tuple[float, float]:
         """Seconds per record and per byte, neither below 0."""
         spread = self._n * self._bb - self._b**2
-        # With records of about one size the two cannot be told apart: attribute everything to bytes.
+        # With records of about one size the two cannot be separated: attribute everything to bytes.
         if spread <= 0.01 * self._b**2:
             return (0.0, self._t / self._b) if self._b > 0 else (self._t / self._n, 0.0)
         byte_s = (self._n * self._bt - self._b * self._t) / spread

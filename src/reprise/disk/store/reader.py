@@ -16,7 +16,7 @@ UNDER_WAY_NBYTES = 32 << 20
 which fills a link as well, and the first of a path is not to wait for the last."""
 
 MEASURED_NBYTES = 16 << 20
-"""At most so many bytes are read for their time alone, but at least one record."""
+"""The most bytes that are read for their time alone, but at least one record."""
 
 
 @dataclass(slots=True, eq=False)
@@ -151,7 +151,7 @@ class RecordReader:
     """Reads for all fetches round-robin until the cache closes, in order within each.
 
     As many records are read at once as the store's `reads_at_once`, of at most `UNDER_WAY_NBYTES` together: from a
-    directory each on one of the threads that run `run`, from a remote store each on a thread of its own.
+    directory each on one of the threads that run `run`, from a remote store each on a separate thread.
     """
 
     def __init__(self, store: RecordStore, *, read_ahead_bytes: int) -> None:
@@ -166,7 +166,7 @@ class RecordReader:
         self._nbytes_under_way = 0
 
     def measure(self, keys: Sequence[bytes]) -> None:
-        """Read the first of these records for their time alone, once nobody waits for another: as many as at once."""
+        """Read the first of these records for their time alone, once no other read is waiting: as many as at once."""
         store = self._store
         with store.changed:
             self._to_measure.clear()

@@ -85,7 +85,7 @@ class RecordStore:
         self._others = directory.around
         self._unfinished_nbytes = 0
         if directory.is_remote:
-            return  # The watcher scans first, and nobody waits for it.
+            return  # The watcher scans first, and no request waits for it.
         try:
             self.scan(is_first=True)
             with directory.locked() as now_ns:
@@ -521,7 +521,7 @@ class RecordStore:
         return removed >= max(over, own_over)
 
     def _remove(self, nbytes: int, others: deque[FileInfo], beside: bytes) -> int:
-        """Evict until at least so many bytes are free, as far as possible; returns how many are."""
+        """Evict until at least this many bytes are free, as far as possible; returns how many are."""
         total = 0
         while total < nbytes and (removed := self._remove_oldest(others, beside)) is not None:
             total += removed

@@ -118,7 +118,7 @@ class FolderWatcher:
             store.scan()
 
     def _scan_remote(self, *, is_asked: bool) -> None:
-        """Scan, unless that was just done; whatever fails is noted, once, until it goes well again."""
+        """Scan, unless that was just done; a failure is logged once, until a scan succeeds again."""
         store, now_s = self._store, time.monotonic()
         again_s = max(REMOTE_AGAIN_S, self._scan_took_s / MAX_SCAN_SHARE)
         if is_asked and (now_s - self._scanned_s < again_s or store.is_unavailable) and self.has_connected:

@@ -20,7 +20,7 @@ class RecordWriter:
     """
 
     def __init__(self, store: RecordStore, *, queue_bytes: int, writes: SparedWrites | None = None) -> None:
-        """`writes`: says when nothing is to be written; None: never."""
+        """`writes`: whether nothing is to be written; None: never."""
         self._store = store
         self._writes = writes
         self.queue: dict[bytes, DiskRecord] = {}
