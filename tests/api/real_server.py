@@ -12,7 +12,7 @@ from reprise.api.service.served import served_model
 from reprise.api.service.service import ChatService
 from reprise.core.settings import Settings
 from reprise.engine.models.load import LoadedModel
-from reprise.loop import EngineLoop
+from reprise.loop import EngineClient
 from reprise.loop.engine_thread import EngineThread
 from reprise.loop.worker import Worker
 from reprise.memory import SharedMemory
@@ -27,7 +27,7 @@ def real_server(
 ) -> Generator[httpx.Client]:
     """A client of a server of this tiny model. `prepare` is called on its engine thread before the first request."""
     chosen = Settings(model=str(tiny_model(architecture)), **settings)
-    loop = EngineLoop(chosen, load=loader(chosen))
+    loop = EngineClient(chosen, load=loader(chosen))
     loaded = loop.start()
     if prepare is not None:
         loop.call(prepare)
@@ -46,7 +46,7 @@ def server_of_several(*architectures: str, **settings: Any) -> Generator[httpx.C
     thread = EngineThread(SharedMemory())
     chosen = {name: Settings(model=str(tiny_model(name)), **settings) for name in architectures}
     loops = {
-        name: EngineLoop(each, load=loader(each), thread=thread, name=name, nbytes=1 << 20)
+        name: EngineClient(each, load=loader(each), thread=thread, name=name, nbytes=1 << 20)
         for name, each in chosen.items()
     }
     first, *_ = architectures

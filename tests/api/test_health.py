@@ -15,7 +15,7 @@ from reprise.api.service.served import served_model
 from reprise.api.service.service import ChatService
 from reprise.core.backend import Counts, DraftModelStatus, DraftStatus, Held, Status
 from reprise.core.settings import Settings
-from reprise.loop import EngineLoop
+from reprise.loop import EngineClient
 from reprise.loop.heartbeat import Heartbeat, watchdog
 from tests.api.server_process import server_process
 from tests.api.server_thread import ServerThread
@@ -37,7 +37,7 @@ def never() -> None:
 
 def test_a_hang_is_told_and_so_is_its_end(caplog: pytest.LogCaptureFixture) -> None:
     settings = Settings(model=str(tiny_model("llama")), stall_after_s=AFTER_S, api_keys=("key",))
-    engine = EngineLoop(settings)
+    engine = EngineClient(settings)
     loaded = engine.start()
     service = ChatService(served=served_model(loaded, settings), backend=engine, settings=settings)
     server = ServerThread(service, settings)

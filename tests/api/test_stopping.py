@@ -205,9 +205,9 @@ LOADING = """
 import sys
 import mlx.core as mx
 from reprise.cli.main import app
-from reprise.loop import EngineLoop
+from reprise.loop.model_engine import ModelEngine
 
-read = EngineLoop.read_weights
+read = ModelEngine.read_weights
 
 def reading(loop, *, downloads=False):
     if downloads:
@@ -216,7 +216,7 @@ def reading(loop, *, downloads=False):
     while True:
         mx.eval(mx.ones((8, 8)) @ mx.ones((8, 8)))
 
-EngineLoop.read_weights = reading
+ModelEngine.read_weights = reading
 app(["serve", *sys.argv[1:], "--port", "0", "--grace", "3"])
 """
 

@@ -11,7 +11,7 @@ from reprise.api.service.served import served_model
 from reprise.api.service.service import ChatService
 from reprise.core.errors import LoadFailed
 from reprise.core.settings import Settings
-from reprise.loop import EngineLoop
+from reprise.loop import EngineClient
 from tests.api.server_thread import ServerThread
 from tests.models.tiny import tiny_model
 
@@ -44,7 +44,7 @@ def test_the_first_chat_finds_the_system_prompt(tmp_path: Path) -> None:
     file = tmp_path / "warm"
     file.write_text(system)
     settings = Settings(model=str(tiny_model("qwen3_5")), warm_file=str(file), settles=False)
-    loop = EngineLoop(settings)
+    loop = EngineClient(settings)
     server = ServerThread(
         ChatService(served=served_model(loop.start(), settings), backend=loop, settings=settings), settings
     )

@@ -15,7 +15,7 @@ from reprise.api.service.served import served_model
 from reprise.api.service.service import ChatService
 from reprise.core.settings import Settings
 from reprise.core.sizes import Bytes
-from reprise.loop import EngineLoop
+from reprise.loop import EngineClient
 from tests.agents.packages import installed
 from tests.api.real_server import real_server, server_of_several
 from tests.api.server_thread import ServerThread
@@ -370,7 +370,7 @@ def test_what_is_on_disk_alone_is_drawn_and_turns_into_memory_when_it_is_read(br
 
 def test_a_thousand_chats_are_drawn_as_far_as_they_can_be(browser: Any) -> None:
     chosen = Settings(model=str(tiny_model("llama")), settles=False)
-    loop = EngineLoop(chosen)
+    loop = EngineClient(chosen)
     loaded = loop.start()
     filled = threading.Event()
 

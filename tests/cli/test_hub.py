@@ -17,7 +17,7 @@ from reprise.core.errors import LoadFailed
 from reprise.core.settings import Settings
 from reprise.engine.models import hub as hub_module
 from reprise.engine.models.load import load_model
-from reprise.loop import EngineLoop
+from reprise.loop import EngineClient
 from reprise.loop.engine_thread import EngineThread
 from reprise.memory import SharedMemory
 from tests.cli.fake_hub import FakeHub, running_hub
@@ -119,7 +119,7 @@ def test_the_cache_is_served_by_id_and_requests_download_nothing(hub: FakeHub, t
     hub.add("someone/absent", tiny_model("llama"))
     thread = EngineThread(SharedMemory())
     first, kept, fetched = (
-        EngineLoop(Settings(model=model, is_audit_off=True, downloads=downloads), thread=thread, name=name)
+        EngineClient(Settings(model=model, is_audit_off=True, downloads=downloads), thread=thread, name=name)
         for name, model, downloads in (
             ("first", ID, False),
             ("kept", "someone/absent", False),

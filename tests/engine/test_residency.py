@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from reprise.cli.main import app
 from reprise.core.settings import Settings
 from reprise.engine.memory import keep_resident, paging_hint
-from reprise.loop import EngineLoop
+from reprise.loop import EngineClient
 from tests.models.shared import loaded
 from tests.models.tiny import tiny_model
 
@@ -64,7 +64,7 @@ def test_the_engine_wires_its_memory_and_says_what_is_too_large(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, wired: list[int]
 ) -> None:
     monkeypatch.setattr(mx, "device_info", lambda: {"max_recommended_working_set_size": 1000})
-    engine = EngineLoop(Settings(model="llama"), load=lambda: loaded("llama"))
+    engine = EngineClient(Settings(model="llama"), load=lambda: loaded("llama"))
     engine.start()
     engine.ready().result(60)
     engine.close(now=True, timeout_s=60)

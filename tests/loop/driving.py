@@ -17,7 +17,7 @@ from reprise.core.sizes import Bytes
 from reprise.core.tokens import as_tokens
 from reprise.engine.models.load import LoadedModel
 from reprise.engine.running.runner import SHARES_FROM
-from reprise.loop import EngineLoop
+from reprise.loop import EngineClient
 from reprise.loop.engine_thread import EngineThread
 from reprise.loop.worker import Worker
 from tests.models.shared import loader
@@ -104,7 +104,7 @@ class DrivenEngine:
             **settings,
         )
         load = loader(self.settings) if load is None else load
-        self.loop = EngineLoop(
+        self.loop = EngineClient(
             self.settings,
             load=load,
             load_draft_model=load_draft_model,

@@ -9,14 +9,14 @@ from reprise.core.inspection import WHOLE_TREE, DiskTree, EdgeTokens, InspectedE
 from reprise.core.pin import PinList
 from reprise.core.prompt import Prompt
 from reprise.core.tokens import Span, Tokens
-from reprise.loop import EngineLoop
+from reprise.loop import EngineClient
 
 
 @dataclass(eq=False)
 class Passing:
     """All of a `Backend` but `submit`."""
 
-    loop: EngineLoop
+    loop: EngineClient
 
     def cancel(self, job_id: str) -> bool:
         return self.loop.cancel(job_id)

@@ -10,7 +10,7 @@ from reprise.core.backend import WeightsState
 from reprise.core.settings import Settings
 from reprise.core.sizes import Bytes
 from reprise.engine.models.load import LoadedModel
-from reprise.loop import EngineLoop
+from reprise.loop import EngineClient
 from reprise.loop.engine_thread import EngineThread
 from reprise.loop.worker import Worker
 from reprise.memory import SharedMemory
@@ -31,7 +31,7 @@ class OneOfSeveral(DrivenEngine):
         self.gate = threading.Event()
         self.gate.set()
         self.fails: list[Exception] = []
-        self.loop = EngineLoop(
+        self.loop = EngineClient(
             self.settings,
             load=self.load,
             thread=thread,

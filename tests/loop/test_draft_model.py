@@ -418,8 +418,8 @@ def test_beside_another_model_it_comes_and_goes_with_its_own_and_its_prefixes_st
     assert model.run([*prompts[1], *expected[1], 5], num=30).tokens == expected[2]
     assert status(model).num_reused - reused >= len(prompts[1])
     # Its weights go for the other model's requests, and its own answers go on.
-    assert model.loop.release_draft_model()
-    assert not model.loop.release_draft_model()
+    assert model.ask(lambda worker: thread.release_draft_model())
+    assert not model.ask(lambda worker: thread.release_draft_model())
     assert model.loop.nbytes == loaded("llama").nbytes
     assert model.run(prompts[0], num=30).tokens == expected[0]
     for engine in (model, other):

@@ -90,17 +90,17 @@ def _submit(models: list[OneOfSeveral]) -> list[Future[Any]]:
 PHASES: list[tuple[str, Callable[[list[OneOfSeveral]], list[Future[Any]]]]] = [
     ("EngineThread._receive", _ask),
     ("EngineThread._decide", _ask),
-    ("EngineLoop.state", _ask),
+    ("ModelEngine.state", _ask),
     ("EngineThread.note_progress", _ask),
     ("EngineThread._load_in_background", _load),
     ("EngineThread._take", _load),
-    ("EngineLoop.take_weights", _load),
+    ("ModelEngine.take_weights", _load),
     ("EngineThread._unload", _unload),
     ("Worker.unload", _unload),
     ("InspectionQueue.answer", _ask),
     ("inspect", _ask),
     ("Worker.clear_cache", _ask),
-    ("EngineLoop._arrive", _submit),
+    ("ModelEngine.arrive", _submit),
     ("Worker.arrive", _submit),
     ("Worker.step", _ask),
     ("Worker._after_tokens", _ask),
@@ -130,7 +130,7 @@ def test_an_exception_outside_of_requests_ends_it_too(place: str) -> None:
 
 def test_weights_that_a_thread_did_not_read_keep_nobody_waiting() -> None:
     with faults() as planted, serving("llama", "llama:2") as models:
-        planted.place = "EngineLoop.read_weights"
+        planted.place = "ModelEngine.read_weights"
         assert isinstance(models[1].loop.ready().exception(PATIENCE_S), LoadFailed)
         assert models[0].run(words(5, 9)).end.error is None
         assert models[1].ready().run(words(5, 9)).end.error is None

@@ -27,7 +27,7 @@ from reprise.core.sizes import Bytes
 from reprise.core.tokens import as_tokens
 from reprise.engine.machine import macos_footprint, read_machine
 from reprise.engine.memory import process_nbytes
-from reprise.loop import EngineLoop
+from reprise.loop import EngineClient
 from reprise.loop.watch import following_machine
 from tests.models.shared import loaded
 
@@ -187,7 +187,7 @@ def test_elsewhere_there_is_no_footprint() -> None:
 
 
 def test_an_engine_follows_its_machine(caplog: pytest.LogCaptureFixture) -> None:
-    engine = EngineLoop(Settings(model="llama", cache_bytes=None), load=lambda: loaded("llama"))
+    engine = EngineClient(Settings(model="llama", cache_bytes=None), load=lambda: loaded("llama"))
     engine.start()
     most = engine.status().held.budget_nbytes
     # A machine in which so much is missing that the least is reached at once.
@@ -213,7 +213,7 @@ def test_an_engine_follows_its_machine(caplog: pytest.LogCaptureFixture) -> None
 
 
 def test_freed_memory_is_returned_once_the_engine_has_been_idle() -> None:
-    engine = EngineLoop(Settings(model="llama"), load=lambda: loaded("llama"))
+    engine = EngineClient(Settings(model="llama"), load=lambda: loaded("llama"))
     engine.start()
     is_over, was_read, go_on = threading.Event(), threading.Semaphore(0), threading.Semaphore(0)
     trims: list[int] = []
@@ -248,7 +248,7 @@ def test_freed_memory_is_returned_once_the_engine_has_been_idle() -> None:
 
 
 def test_a_smaller_budget_evicts_and_a_larger_one_is_used() -> None:
-    engine = EngineLoop(Settings(model="llama"), load=lambda: loaded("llama"))
+    engine = EngineClient(Settings(model="llama"), load=lambda: loaded("llama"))
     engine.start()
 
     def prefill(name: str, first: int) -> int:
@@ -279,7 +279,7 @@ def test_a_smaller_budget_evicts_and_a_larger_one_is_used() -> None:
 
 
 def test_a_reduced_budget_refuses_nobody_and_ends_no_answer() -> None:
-    engine = EngineLoop(Settings(model="llama"), load=lambda: loaded("llama"))
+    engine = EngineClient(Settings(model="llama"), load=lambda: loaded("llama"))
     engine.start()
     ends: list[Finished] = []
     is_over = threading.Event()
@@ -320,7 +320,7 @@ def test_a_bound_takes_what_is_held_and_not_what_nobody_uses() -> None:
 
 
 def test_a_process_keeps_its_bound(caplog: pytest.LogCaptureFixture) -> None:
-    engine = EngineLoop(Settings(model="llama"), load=lambda: loaded("llama"))
+    engine = EngineClient(Settings(model="llama"), load=lambda: loaded("llama"))
     engine.start()
     most, bound = engine.status().held.budget_nbytes, 10 * GB
     was_measured, go_on = threading.Semaphore(0), threading.Semaphore(0)
@@ -362,13 +362,13 @@ def test_a_process_keeps_its_bound(caplog: pytest.LogCaptureFixture) -> None:
 def test_a_server_starts_within_its_bound_or_says_what_it_needs() -> None:
     room = 200 * 2**20
     fitting = Settings(model="llama", memory=Bytes(bound_for(process_nbytes(), room)))
-    engine = EngineLoop(fitting, load=lambda: loaded("llama"))
+    engine = EngineClient(fitting, load=lambda: loaded("llama"))
     engine.start()
     try:
         # Loading takes some of it.
         assert room // 2 < engine.status().held.budget_nbytes < room + 2**25
     finally:
         engine.close(now=True, timeout_s=60)
-    engine = EngineLoop(replace(fitting, memory=Bytes(process_nbytes())), load=lambda: loaded("llama"))
+    engine = EngineClient(replace(fitting, memory=Bytes(process_nbytes())), load=lambda: loaded("llama"))
     with pytest.raises(LoadFailed, match=r"--memory is [\d.]+ .B, and .* needs at least [\d.]+ .B"):
         engine.start()

@@ -4,7 +4,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from reprise.core.events import Sampled
-from reprise.loop.engine_thread import InspectionQueue
+from reprise.loop.inspection_queue import InspectionQueue
 from tests.loop.driving import PATIENCE_S, DrivenEngine
 
 

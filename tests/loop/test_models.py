@@ -24,7 +24,7 @@ from reprise.core.tokens import as_tokens
 from reprise.disk import read_ahead
 from reprise.engine.memory import freeze_heap
 from reprise.engine.models.load import LoadedModel
-from reprise.loop import EngineLoop, engine_loop
+from reprise.loop import EngineClient, model_engine
 from reprise.loop.engine_thread import EngineThread
 from reprise.memory import SharedMemory
 from reprise.schedule.models import ModelLimits
@@ -133,7 +133,7 @@ def test_weights_that_come_back_are_not_tried_again(monkeypatch: pytest.MonkeyPa
     def reason(loaded: LoadedModel) -> None:
         tried.append(loaded.name)
 
-    monkeypatch.setattr(engine_loop, "reason_to_run_alone", reason)
+    monkeypatch.setattr(model_engine, "reason_to_run_alone", reason)
     with serving("llama", "qwen3_5") as (_, second):
         for name in ("qwen3_5", "qwen3_5", "gemma3_text"):
             second.settings = Settings(model=str(tiny_model(name)))
@@ -284,7 +284,7 @@ def test_a_closed_thread_leaves_nobody_waiting() -> None:
 def test_two_models_of_one_budget_have_settings_of_their_own() -> None:
     settings = Settings(model=str(tiny_model("llama")), cache_bytes=Bytes(1 << 20))
     thread = EngineThread(SharedMemory(1 << 28, max_state_nbytes=1 << 20))
-    loop = EngineLoop(settings, thread=thread)
+    loop = EngineClient(settings, thread=thread)
     loop.start()
     try:
         assert loop.status().held.budget_nbytes == 1 << 20

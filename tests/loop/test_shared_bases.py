@@ -17,7 +17,7 @@ from reprise.core.errors import LoadFailed
 from reprise.core.settings import Settings
 from reprise.engine.models.adapters import SharedBases
 from reprise.lab.demo.tiny.build import build_model
-from reprise.loop import EngineLoop
+from reprise.loop import EngineClient
 from reprise.loop.engine_thread import EngineThread
 from reprise.loop.worker import Worker
 from reprise.memory import SharedMemory
@@ -38,7 +38,7 @@ class Adapted(DrivenEngine):
     def __init__(self, settings: Settings, thread: EngineThread) -> None:  # pyright: ignore[reportMissingSuperCall]
         self.settings = settings
         name = settings.adapter_path or f"{Path(settings.model).name}{settings.kv_bits or ''}"
-        self.loop = EngineLoop(settings, thread=thread, name=name, nbytes=SharedBases().load(settings).nbytes)
+        self.loop = EngineClient(settings, thread=thread, name=name, nbytes=SharedBases().load(settings).nbytes)
 
     def ready(self) -> "Adapted":
         self.loop.ready().result(PATIENCE_S)

@@ -15,7 +15,7 @@ from reprise.api.service.service import ChatService
 from reprise.chat.answer import Answer
 from reprise.core.job import Job, Purpose
 from reprise.core.settings import Settings
-from reprise.loop import EngineLoop
+from reprise.loop import EngineClient
 from tests.api.server_thread import ServerThread
 from tests.models.shared import loader
 from tests.workloads.scripted import ScriptedEngine, odd_spelling
@@ -116,7 +116,7 @@ class Serving:
 def serving(model: Path, *, has_channels: bool = False, **settings: Any) -> Generator[Serving]:
     """A server of this model."""
     chosen = Settings(model=str(model), **settings)
-    loop = EngineLoop(chosen, load=loader(chosen))
+    loop = EngineClient(chosen, load=loader(chosen))
     loaded = loop.start()
     engine = ScriptedEngine(loop=loop, spell=odd_spelling(loaded.text.encode), vocab_size=loaded.vocab_size)
     service = ChatService(served=served_model(loaded, chosen), backend=engine, settings=chosen)

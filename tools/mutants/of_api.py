@@ -44,7 +44,7 @@ API_MUTANTS = (
         tests=("tests/api/test_watching.py", "-k", "watching_an_idle"),
     ),
     _mutant(
-        "EngineLoop.may_end",
+        "ModelEngine.may_end",
         "a server that stops waits for weights that are being read",
         "return self._is_ending",
         "return self._is_ending and not self.is_loading",

@@ -62,7 +62,7 @@ LOOP_MUTANTS = (
         ("tests/schedule/test_models.py",),
     ),
     _mutant(
-        "EngineLoop.take_weights",
+        "ModelEngine.take_weights",
         "what was stored of other weights is found again",
         "self._worker.runner.loaded.fingerprint != loaded.fingerprint",
         "False",
@@ -195,7 +195,7 @@ LOOP_MUTANTS = (
         ("tests/loop/test_audit.py", "-k", "llama and wrong_state"),
     ),
     _mutant(
-        "EngineLoop.publish",
+        "ModelEngine.publish",
         "inspections are not counted",
         "inspections.num_answered",
         "0",
@@ -230,7 +230,7 @@ LOOP_MUTANTS = (
         _OWN,
     ),
     _mutant(
-        "EngineLoop.unload",
+        "ModelEngine.unload",
         "the whole heap is searched for weights that something still refers to",
         "self._loaded = self._loaded.without_weights()",
         "pass",

@@ -40,7 +40,7 @@ from reprise.engine.memory import budget_of_all, freeze_heap, leave_thread, max_
 from reprise.engine.models.adapters import check_adapter
 from reprise.engine.models.load import LoadedModel, is_local, model_directory, with_template
 from reprise.engine.running.outline import ModelOutline, outline_of
-from reprise.loop import EngineLoop
+from reprise.loop import EngineClient
 from reprise.loop.engine_thread import EngineThread
 from reprise.loop.heartbeat import watchdog
 from reprise.loop.watch import following_machine
@@ -106,7 +106,7 @@ class ServingEngines:
             self._served = _sharing([first_group, *others], settings)
         else:
             load = None if self._ranks is None else self._ranks.load
-            self._served = [_ServingEngine(group=first_group, engine=EngineLoop(of_first, load=load))]
+            self._served = [_ServingEngine(group=first_group, engine=EngineClient(of_first, load=load))]
         self._engines = [each.engine for each in self._served]
         self._watching = ExitStack()
         self.clock = LoadingClock(weights_nbytes(Path(of_first.model).expanduser()))
@@ -161,7 +161,7 @@ class ServingEngines:
             self._ranks.close()
 
 
-def _end_with_ranks(engine: EngineLoop, failure: RepriseError) -> None:
+def _end_with_ranks(engine: EngineClient, failure: RepriseError) -> None:
     """A rank has gone, or hangs: fail all requests, and end, since no rank can do anything alone."""
 
     def end() -> None:
@@ -183,7 +183,7 @@ class _ServingEngine:
     """An engine, and the models that it computes for."""
 
     group: EngineGroup
-    engine: EngineLoop
+    engine: EngineClient
     services: dict[str, tuple[str, ChatService]] = field(default_factory=dict[str, tuple[str, ChatService]])
     """What was made for each of its models last, by id, and the fingerprint of what was loaded."""
     making: threading.Lock = field(default_factory=threading.Lock)
@@ -195,7 +195,7 @@ def _sharing(groups: Sequence[EngineGroup], settings: Settings) -> list[_Serving
     return [
         _ServingEngine(
             group=group,
-            engine=EngineLoop(
+            engine=EngineClient(
                 group.settings,
                 thread=thread,
                 name=group.name,
@@ -336,7 +336,7 @@ def _preload(served: _ServingEngine, is_over: threading.Event) -> None:
         log.warning("%s was not preloaded; the first request for it loads it: %s", engine.name, error)
 
 
-def _close(engines: Sequence[EngineLoop], *, timeout_s: float) -> None:
+def _close(engines: Sequence[EngineClient], *, timeout_s: float) -> None:
     for engine in engines:
         engine.close(now=True, timeout_s=timeout_s)
 

@@ -18,7 +18,7 @@ from reprise.core.backend import Status
 from reprise.core.settings import ENGINE_OPTIONS, Settings
 from reprise.library.chat import Chat
 from reprise.library.replies import Replies
-from reprise.loop import EngineLoop
+from reprise.loop import EngineClient
 from reprise.loop.watch import following_machine
 
 Tool = Callable[..., Any] | Mapping[str, Any]
@@ -78,7 +78,7 @@ class Engine:
             self._settings = model
         else:
             self._settings = _settings(fspath(model), options)
-        self._loop = EngineLoop(self._settings)
+        self._loop = EngineClient(self._settings)
         with ExitStack() as stack:
             # MLX aborts a process that ends before the engine's thread has.
             stack.callback(self._loop.close, now=True, timeout_s=_CLOSE_S)

@@ -1,5 +1,5 @@
 """The engine thread, the only one that uses models, trees and leases."""
 
-from reprise.loop.engine_loop import EngineLoop
+from reprise.loop.engine_client import EngineClient
 
-__all__ = ["EngineLoop"]
+__all__ = ["EngineClient"]

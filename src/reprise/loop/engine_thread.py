@@ -12,9 +12,7 @@ import queue
 import sys
 import threading
 import traceback
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from reprise.core.clock import Clock, monotonic
 from reprise.core.errors import EngineLost, LoadFailed, RepriseError, first_line
@@ -22,48 +20,11 @@ from reprise.core.sizes import nbytes_text
 from reprise.engine import memory as device_memory
 from reprise.engine.models.adapters import SharedBases
 from reprise.loop.heartbeat import Heartbeat
+from reprise.loop.inspection_queue import InspectionQueue
+from reprise.loop.model_engine import ModelEngine
+from reprise.loop.threads import become_engine_thread
 from reprise.memory import SharedMemory
 from reprise.schedule.models import ModelLimits, ModelState, ModelStep, decide_models, room_for, weights_nbytes
-
-_SHARE = 0.01
-"""The largest share of the engine thread's time for inspections while it has work."""
-
-
-class InspectionQueue:
-    """Inspections waiting for the engine thread. Used only on that thread.
-
-    While there is work, the next one starts no sooner than 100 t after one that took t seconds started. So requests
-    lose at most a hundredth of the thread's time, however many clients watch.
-    """
-
-    def __init__(self, clock: Clock = monotonic) -> None:
-        self._clock = clock
-        self._waiting: deque[Callable[[], None]] = deque()
-        self._not_before_s = 0.0
-        self.num_answered = 0
-        self.spent_s = 0.0
-
-    def __len__(self) -> int:
-        return len(self._waiting)
-
-    def add(self, inspect: Callable[[], None]) -> None:
-        self._waiting.append(inspect)
-
-    def answer(self, *, has_work: bool) -> None:
-        """Answer those that are due: all if there is no other work."""
-        while len(self._waiting) > 0:
-            began_s = self._clock()
-            if has_work and began_s < self._not_before_s:
-                return
-            self._waiting.popleft()()
-            took_s = self._clock() - began_s
-            self.num_answered += 1
-            self.spent_s += took_s
-            self._not_before_s = began_s + took_s / _SHARE
-
-
-if TYPE_CHECKING:
-    from reprise.loop.engine_loop import EngineLoop
 
 log = logging.getLogger("reprise.loop")
 
@@ -82,9 +43,9 @@ class EngineThread:
         self.memory = memory
         self._limits = _limits_of(memory) if limits is None else limits
         self._clock = clock
-        self._loops: dict[str, EngineLoop] = {}
+        self._engines: dict[str, ModelEngine] = {}
+        self._fail_waiting: list[Callable[[RepriseError], None]] = []
         self.bases = SharedBases()
-        """The weights that models share with their adapters."""
         self.weights: Mapping[str, int] = {}
         """Bytes of the weights in memory or being loaded, by model. Replaced as a whole, so any thread may read it."""
         self._inbox: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
@@ -92,7 +53,6 @@ class EngineThread:
         self._starting = threading.Lock()
         self.heartbeat = Heartbeat()
         self.inspections = InspectionQueue()
-        """Inspections of all models: their limit is a share of this thread's time."""
         self._busy_since_s = clock()
         """The start time, moved forward by all time spent waiting for work."""
         self.failure: RepriseError | None = None
@@ -107,10 +67,11 @@ class EngineThread:
 
     # Thread-safe.
 
-    def add(self, loop: EngineLoop) -> None:
-        """Add a model, before the thread is started."""
-        assert loop.name not in self._loops, f"{loop.name} was added twice"
-        self._loops[loop.name] = loop
+    def add(self, engine: ModelEngine, fail_waiting: Callable[[RepriseError], None]) -> None:
+        """Add a model, before the thread is started. `fail_waiting` fails what waits for it, on any thread."""
+        assert engine.name not in self._engines, f"{engine.name} was added twice"
+        self._engines[engine.name] = engine
+        self._fail_waiting.append(fail_waiting)
 
     def start(self) -> None:
         """Start the thread, unless it is started."""
@@ -124,7 +85,7 @@ class EngineThread:
 
     def join(self, timeout_s: float | None) -> None:
         """If every model is closed, wait until the thread has ended."""
-        if self._thread.is_alive() and all(loop.is_closed for loop in self._loops.values()):
+        if self._thread.is_alive() and all(engine.gate.is_closed for engine in self._engines.values()):
             self._thread.join(timeout_s)
 
     def call(self, command: Callable[[], object]) -> None:
@@ -151,9 +112,10 @@ class EngineThread:
     # The thread.
 
     def _run(self) -> None:
+        become_engine_thread()
         try:
             device_memory.keep_resident()
-            first, *_ = self._loops.values()
+            first, *_ = self._engines.values()
             error = self._load_first(first)
             if error is None:
                 self._serve()
@@ -170,7 +132,7 @@ class EngineThread:
             )
         finally:
             # Break reference cycles, so that models are freed now.
-            self._loops = {}
+            self._engines, self._fail_waiting = {}, []
             if self.memory is not None:
                 self.memory.unload_one = lambda: False
             device_memory.leave_thread()
@@ -178,8 +140,8 @@ class EngineThread:
     def _fail(self, error: RepriseError) -> None:
         """Fail everything that was requested so far. Thread-safe; who calls later finds `failure`."""
         self.failure = failure = self.failure or error
-        for loop in self._loops.values():
-            loop.fail_waiting(failure)
+        for fail_waiting in self._fail_waiting:
+            fail_waiting(failure)
 
     @property
     def busy_s(self) -> float:
@@ -192,26 +154,26 @@ class EngineThread:
             self._receive()
             self.inspections.answer(has_work=self._has_work and not self._may_end)
             if self._may_end:
-                for loop in self._loops.values():
-                    loop.shutdown()
+                for engine in self._engines.values():
+                    engine.shutdown()
                 return
             self._step()
 
     @property
     def _may_end(self) -> bool:
-        return all(loop.may_end for loop in self._loops.values())
+        return all(engine.may_end for engine in self._engines.values())
 
     @property
     def _has_work(self) -> bool:
-        return not self._is_blocked and any(loop.has_work for loop in self._loops.values())
+        return not self._is_blocked and any(engine.has_work for engine in self._engines.values())
 
     def _receive(self) -> None:
         """Run all queued commands; wait for one if there is nothing to do."""
-        loops = self._loops.values()
+        engines = self._engines.values()
         block = not self._has_work and len(self.inspections) == 0 and not self._may_end
         # Loading may take minutes: that is not a hang.
-        rests = all(loop.num_requests == 0 for loop in loops) or any(loop.is_loading for loop in loops)
-        naps = [nap_s for nap_s in (self._wakes_in_s, *(loop.wakes_in_s for loop in loops)) if nap_s is not None]
+        rests = all(engine.num_requests == 0 for engine in engines) or any(engine.is_loading for engine in engines)
+        naps = [nap_s for nap_s in (self._wakes_in_s, *(engine.wakes_in_s for engine in engines)) if nap_s is not None]
         while True:
             if block and rests:
                 self.heartbeat.rest()
@@ -229,37 +191,37 @@ class EngineThread:
 
     def note_progress(self) -> None:
         """Tell the heartbeat, which checks for progress, after each command and step."""
-        self.heartbeat.note(*(loop.published for loop in self._loops.values()))
+        self.heartbeat.note(*(engine.published for engine in self._engines.values()))
 
     def _step(self) -> None:
         step = self._decide()
         self._wakes_in_s = step.wakes_in_s
         for name in step.unload:
-            self._unload(self._loops[name])
+            self._unload(self._engines[name])
         if step.load is not None:
-            self._load_in_background(self._loops[step.load])
+            self._load_in_background(self._engines[step.load])
         if step.run is not None:
-            loop = self._loops[step.run]
+            engine = self._engines[step.run]
             self._num_steps += 1
-            loop.step(
+            engine.step(
                 number=self._num_steps,
-                num_others=sum(other.num_running > 0 for other in self._loops.values() if other is not loop),
+                num_others=sum(other.num_running > 0 for other in self._engines.values() if other is not engine),
                 is_closed=step.run in step.closed,
             )
-        for other in self._loops.values():
+        for other in self._engines.values():
             if other.name != step.run:
                 other.write_to_disk()
         self._is_blocked = step.run is None and step.load is None and not step.unload
         self.note_progress()
 
     def _decide(self) -> ModelStep:
-        loops = self._loops
-        if len(loops) == 1:
-            (loop,) = loops.values()
-            if loop.is_loaded and loop.stays_loaded:
+        engines = self._engines
+        if len(engines) == 1:
+            (engine,) = engines.values()
+            if engine.is_loaded and engine.stays_loaded:
                 # A single model needs no decision.
-                return ModelStep(run=loop.name)
-        states = [loop.state() for loop in loops.values()]
+                return ModelStep(run=engine.name)
+        states = [engine.state() for engine in engines.values()]
         states = [state for state in states if not self._refuse(state, states)]
         return decide_models(states, self._limits, now_s=self._clock())
 
@@ -271,77 +233,77 @@ class EngineThread:
         if room is None or state.nbytes <= room:
             return False
         pinned = [each.name for each in states if each.is_pinned and each.is_loaded]
-        self._loops[state.name].note_failure(too_large(state.name, nbytes=state.nbytes, room=room, pinned=pinned))
+        self._engines[state.name].note_failure(too_large(state.name, nbytes=state.nbytes, room=room, pinned=pinned))
         return True
 
-    def lacks_room(self, loop: EngineLoop) -> LoadFailed | None:
+    def lacks_room(self, engine: ModelEngine) -> LoadFailed | None:
         """Why a model's weights do not fit beside those in memory or being loaded; None if they fit."""
         most_nbytes = self._limits.most_nbytes
-        others = [other.state() for other in self._loops.values() if other is not loop]
-        taken = weights_nbytes([*(each for each in others if each.is_loaded or each.is_loading), loop.state()])
+        others = [other.state() for other in self._engines.values() if other is not engine]
+        taken = weights_nbytes([*(each for each in others if each.is_loaded or each.is_loading), engine.state()])
         if most_nbytes is None or sum(taken.values()) <= most_nbytes:
             return None
-        nbytes = taken.pop(loop.name)
+        nbytes = taken.pop(engine.name)
         return LoadFailed(
-            f"{loop.name} does not fit beside {', '.join(taken)}: its weights take {nbytes_text(nbytes)}, and of the "
+            f"{engine.name} does not fit beside {', '.join(taken)}: its weights take {nbytes_text(nbytes)}, and of the "
             f"{nbytes_text(most_nbytes)} for models {nbytes_text(max(0, most_nbytes - sum(taken.values())))} are left."
         )
 
     # Weights.
 
-    def _load_first(self, loop: EngineLoop) -> RepriseError | None:
+    def _load_first(self, engine: ModelEngine) -> RepriseError | None:
         """Load the first model on this thread; returns an error if it failed."""
         room = self._limits.most_nbytes
-        if room is not None and loop.nbytes > room:
-            return too_large(loop.name, nbytes=loop.nbytes, room=room)
-        self._begin_load(loop)
-        return self._take(loop, loop.read_weights(downloads=True))
+        if room is not None and engine.nbytes > room:
+            return too_large(engine.name, nbytes=engine.nbytes, room=room)
+        self._begin_load(engine)
+        return self._take(engine, engine.read_weights(downloads=True))
 
-    def _load_in_background(self, loop: EngineLoop) -> None:
+    def _load_in_background(self, engine: ModelEngine) -> None:
         """Read the weights on another thread, while other models run."""
-        self._begin_load(loop)
+        self._begin_load(engine)
         if self.memory is not None:
             self.memory.reserve(0)
 
         def load() -> None:
-            error: RepriseError | None = LoadFailed(f"The weights of {loop.name} were not read.")
+            error: RepriseError | None = LoadFailed(f"The weights of {engine.name} were not read.")
             try:
-                error = loop.read_weights()
+                error = engine.read_weights()
             except BaseException:
-                log.exception("the weights of %s were not read", loop.name)
+                log.exception("the weights of %s were not read", engine.name)
             finally:
-                self.call(lambda: self._take_later(loop, error))
+                self.call(lambda: self._take_later(engine, error))
                 device_memory.leave_thread()
 
         threading.Thread(target=load, name="reprise-load", daemon=True).start()
 
-    def _begin_load(self, loop: EngineLoop) -> None:
-        log.info("loading %s", loop.name)
-        loop.begin_load()
+    def _begin_load(self, engine: ModelEngine) -> None:
+        log.info("loading %s", engine.name)
+        engine.begin_load()
         self._charge_weights()
 
     def _charge_weights(self) -> None:
         """Charge the weights in memory or being loaded, which determines what is left for layer states."""
-        states = [loop.state() for loop in self._loops.values()]
+        states = [engine.state() for engine in self._engines.values()]
         self.weights = weights_nbytes([each for each in states if each.is_loaded or each.is_loading])
         if self.memory is not None:
             self.memory.charge_weights(self.weights)
-        for loop in self._loops.values():
-            loop.publish()
+        for engine in self._engines.values():
+            engine.publish()
 
-    def _take(self, loop: EngineLoop, error: RepriseError | None) -> RepriseError | None:
+    def _take(self, engine: ModelEngine, error: RepriseError | None) -> RepriseError | None:
         """Start to serve a model whose weights were read; returns an error if that failed, or `error`."""
         if error is None:
             # Their exact size is known now.
             self._charge_weights()
         if error is None and self.memory is not None:
-            room = room_for(loop.name, [other.state() for other in self._loops.values()], self._limits)
-            if room is not None and loop.nbytes > room:
-                error = too_large(loop.name, nbytes=loop.nbytes, room=room)
+            room = room_for(engine.name, [other.state() for other in self._engines.values()], self._limits)
+            if room is not None and engine.nbytes > room:
+                error = too_large(engine.name, nbytes=engine.nbytes, room=room)
         if error is None:
-            error = loop.take_weights(self.memory)
+            error = engine.take_weights(self.memory)
         if error is not None:
-            loop.note_failure(error)
+            engine.note_failure(error)
             self._give_back()
             return error
         self._connect_preemptions()
@@ -350,23 +312,23 @@ class EngineThread:
             self.memory.reserve(0)
         return None
 
-    def _take_later(self, loop: EngineLoop, error: RepriseError | None) -> None:
+    def _take_later(self, engine: ModelEngine, error: RepriseError | None) -> None:
         """As `_take`, where nobody waits to report the error."""
-        error = self._take(loop, error)
+        error = self._take(engine, error)
         if error is not None:
-            log.error("%s was not loaded: %s", loop.name, error)
+            log.error("%s was not loaded: %s", engine.name, error)
 
     def _connect_preemptions(self) -> None:
         """Let each model's preemption see the others': the youngest request of all models is preempted first."""
-        preemptions = [loop.preemption for loop in self._loops.values() if loop.preemption is not None]
+        preemptions = [engine.preemption for engine in self._engines.values() if engine.preemption is not None]
         for preemption in preemptions:
             preemption.others = [other for other in preemptions if other is not preemption]
 
-    def _unload(self, loop: EngineLoop) -> None:
-        log.info("unloading %s: its prefixes stay", loop.name)
-        loop.unload()
+    def _unload(self, engine: ModelEngine) -> None:
+        log.info("unloading %s: its prefixes stay", engine.name)
+        engine.unload()
         self._give_back()
-        loop.note_unloaded()
+        engine.note_unloaded()
 
     def _give_back(self) -> None:
         self._charge_weights()
@@ -374,7 +336,7 @@ class EngineThread:
 
     def release_draft_model(self) -> bool:
         """Release the weights of one draft model to make room for requests. False if that frees nothing."""
-        if not any(loop.release_draft_model() for loop in self._loops.values()):
+        if not any(engine.release_draft_model() for engine in self._engines.values()):
             return False
         self._give_back()
         return True
@@ -383,11 +345,11 @@ class EngineThread:
         """Unload a draft model, or the least recently used idle model, when nothing is left to evict. False if none."""
         if self.release_draft_model():
             return True
-        states = [state for loop in self._loops.values() if not (state := loop.state()).is_pinned]
+        states = [state for engine in self._engines.values() if not (state := engine.state()).is_pinned]
         idle = [s for s in states if s.is_loaded and not s.is_used and not s.has_requests]
         if not idle:
             return False
-        self._unload(self._loops[min(idle, key=lambda state: state.asked_s).name])
+        self._unload(self._engines[min(idle, key=lambda state: state.asked_s).name])
         return True
 
 

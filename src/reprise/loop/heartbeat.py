@@ -5,13 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from reprise.core.backend import Counts, Status
 from reprise.core.clock import Clock, monotonic, repeating
-
-if TYPE_CHECKING:
-    from reprise.loop.engine_loop import EngineLoop
 
 log = logging.getLogger("reprise.loop")
 
@@ -59,8 +56,14 @@ def _num_settled(status: Status) -> int:
     return model.num_settled if model is not None else 0
 
 
+class Watched(Protocol):
+    def status(self) -> Status: ...
+
+    def stack(self) -> str: ...
+
+
 def watchdog(
-    engine: EngineLoop, *, after_s: float, on_death: Callable[[], None], every_s: float = _EVERY_S
+    engine: Watched, *, after_s: float, on_death: Callable[[], None], every_s: float = _EVERY_S
 ) -> AbstractContextManager[None]:
     """Log the engine's stack when it makes no progress for `after_s`; call `on_death` when its thread has ended.
 
@@ -69,7 +72,7 @@ def watchdog(
     return repeating(_look(engine, after_s, on_death), every_s=every_s, name="reprise-watchdog")
 
 
-def _look(engine: EngineLoop, after_s: float, on_death: Callable[[], None]) -> Callable[[], bool]:
+def _look(engine: Watched, after_s: float, on_death: Callable[[], None]) -> Callable[[], bool]:
     """A check that logs a hang after `after_s` and each time its length doubles, and its end. False: it has died."""
     due_s = after_s
 

@@ -12,7 +12,7 @@ from reprise.core.clock import repeating
 from reprise.core.follow import Budget, MemoryReading, within_bound
 from reprise.engine.machine import read_machine
 from reprise.engine.memory import process_nbytes, trim_heap
-from reprise.loop.engine_loop import EngineLoop
+from reprise.loop.engine_client import EngineClient
 
 log = logging.getLogger("reprise.loop")
 
@@ -24,9 +24,9 @@ _LEAST_SHARE = 8
 
 
 def following_machine(
-    engine: EngineLoop,
+    engine: EngineClient,
     *,
-    others: Sequence[EngineLoop] = (),
+    others: Sequence[EngineClient] = (),
     bound: int | None = None,
     read: Callable[[], MemoryReading] = read_machine,
     measure: Callable[[], int] = process_nbytes,
@@ -57,8 +57,8 @@ class _Follower:
 
     def __init__(
         self,
-        engine: EngineLoop,
-        others: Sequence[EngineLoop],
+        engine: EngineClient,
+        others: Sequence[EngineClient],
         *,
         bound: int | None,
         read: Callable[[], MemoryReading],

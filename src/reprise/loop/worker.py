@@ -41,6 +41,7 @@ from reprise.loop.request_table import RequestTable
 from reprise.loop.requests import Decoding, Prefilling, RunningRequest, SettlingDraft
 from reprise.loop.scheduler_state import scheduler_limits, scheduler_state
 from reprise.loop.sequences import SEGMENT_NBYTES, SequencePool
+from reprise.loop.threads import on_engine_thread
 from reprise.memory import Account, Memory, SharedMemory
 from reprise.schedule.decide import decide
 from reprise.schedule.state import Group, Slice, Step
@@ -176,6 +177,7 @@ class Worker:
 
     def step(self) -> None:
         """Decide what to do, do it, store what was computed, and finish what is complete."""
+        assert on_engine_thread()
         if self.sequences.is_broken:
             self.requests.reset_cache()
         decodes = any(isinstance(request.phase, Decoding) for request in self.requests.values())
@@ -290,6 +292,7 @@ class Worker:
 
     def arrive(self, job: Job, sink: Callable[[Event], None], arrived_s: float) -> None:
         """Queue a job."""
+        assert on_engine_thread()
         request = RunningRequest(job=job, sink=sink, arrived_s=arrived_s)
         if not request.is_settle:
             for other in self.requests.values():
@@ -479,6 +482,7 @@ class Worker:
 
     def set_budget(self, nbytes: int, *, returns_buffers: bool = False) -> None:
         """Set the memory budget, reclaiming what exceeds it. `returns_buffers`: also return free ones to the system."""
+        assert on_engine_thread()
         if nbytes != self.memory.budget:
             # The gate keeps the configured budget: what fits that is served, if necessary alone, and not refused for a
             # temporary need of other programs.
@@ -491,6 +495,7 @@ class Worker:
 
     def cancel(self, job_id: str) -> None:
         """Cancel the job; what it computed stays in the cache."""
+        assert on_engine_thread()
         request = self.requests.get(job_id)
         if request is not None:
             self.requests.run_isolated(request, self.prefixes.store_progress)
@@ -538,6 +543,7 @@ class Worker:
 
         Where an `owner` is named, what others have pinned stays in memory. Gives when all of it has gone from the disk.
         """
+        assert on_engine_thread()
         for request in list(self.requests.values()):
             if request.is_settle and namespace in (None, request.namespace):
                 self.cancel(request.id)
@@ -553,6 +559,7 @@ class Worker:
 
     def load(self, loaded: LoadedModel, draft_model: LoadedModel | None = None) -> None:
         """Use these weights, after an `unload`."""
+        assert on_engine_thread()
         if self.draft_model is not None and draft_model is not None:
             if draft_model.fingerprint == self.draft_model.runner.loaded.fingerprint:
                 self.draft_model.load(draft_model)
@@ -585,6 +592,7 @@ class Worker:
 
     def unload(self) -> None:
         """Drop the weights while no request runs. The cache stays, for weights with the same fingerprint."""
+        assert on_engine_thread()
         for request in list(self.requests.values()):
             if request.is_settle:
                 self.cancel(request.id)
@@ -602,6 +610,7 @@ class Worker:
 
     def shutdown(self) -> None:
         """Free all memory now, in spite of reference cycles."""
+        assert on_engine_thread()
         self.disk.close()
         self.audit.give_up()
         self.requests.reset_cache()
@@ -612,6 +621,7 @@ class Worker:
 
     def check(self) -> None:
         """AssertionError unless all accounts are right, including running sequences and what is read from disk."""
+        assert on_engine_thread()
         self.cache.check()
         self.memory.check({Account.SEQUENCES: self.runner.live_nbytes})
         for tier in self.tiers:

@@ -1,4 +1,4 @@
-"""The engine loop of one model: its interface to the API, and its work on the engine thread.
+"""The engine of one model: its worker and its weights, on the engine thread.
 
 Commands arrive through the thread's queue; in between, the thread runs the scheduler's steps. An error in a request
 ends the request, never the thread. The model can be unloaded and loaded again; its prefix cache stays.
@@ -7,46 +7,39 @@ ends the request, never the thread. The model can be unloaded and loaded again; 
 from __future__ import annotations
 
 import logging
-import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
-from reprise.core.backend import Lookup, Status, StoredRun, WeightsState
+from reprise.core.backend import Status, WeightsState
 from reprise.core.errors import (
     CacheNotCleared,
     DiskUnusable,
     EngineFailed,
-    QueueFull,
     RepriseError,
     ShuttingDown,
     engine_failed,
 )
 from reprise.core.events import Event, Finished, FinishReason
-from reprise.core.inspection import WHOLE_TREE, DiskTree, EdgeTokens, InspectedEviction, Inspection, TreePart
 from reprise.core.job import Job, Purpose
-from reprise.core.kinds import Footprint
-from reprise.core.pin import PinList
-from reprise.core.prompt import Prompt
 from reprise.core.settings import Settings
-from reprise.core.tokens import Span, Tokens
 from reprise.disk.tier import DiskTier
 from reprise.engine.memory import paging_hint
+from reprise.engine.models.adapters import SharedBases
 from reprise.engine.models.load import LoadedModel, load_model
 from reprise.engine.models.vocabulary import check_draft_model
 from reprise.engine.running.batching import reason_to_run_alone
-from reprise.engine.running.runner import SHARES_FROM
 from reprise.loop.admission import Gate
 from reprise.loop.disk import OpenedDisks
 from reprise.loop.draft_model import share_of_disk
-from reprise.loop.engine_thread import EngineThread
-from reprise.loop.inspection import inspect, inspect_evictions, lookup, stats_of, status_of
+from reprise.loop.inspection import status_of
+from reprise.loop.inspection_queue import InspectionQueue
 from reprise.loop.preemption import Preemption
 from reprise.loop.requests import Decoding, RunningRequest
-from reprise.loop.tree_inspection import edge_tokens
+from reprise.loop.threads import on_engine_thread
 from reprise.loop.worker import Worker
 from reprise.memory import SharedMemory
 from reprise.schedule.models import ModelState
@@ -63,338 +56,127 @@ Command = Callable[[Worker], None]
 """Run by the engine thread between two steps."""
 
 
-class EngineLoop:
-    """One model on an engine thread (`reprise.core.backend.Backend`)."""
+class Host(Protocol):
+    """The engine thread, as the models on it see it."""
+
+    bases: SharedBases
+    """The weights that models share with their adapters."""
+    inspections: InspectionQueue
+    """Inspections of all models: their limit is a share of this thread's time."""
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds worked: all time except waiting for work."""
+        ...
+
+    def call(self, command: Callable[[], object]) -> None:
+        """Run a command on the thread between two steps."""
+        ...
+
+    def release_draft_model(self) -> bool:
+        """Release the weights of one draft model to make room for requests. False if that frees nothing."""
+        ...
+
+
+class ModelEngine:
+    """The worker and the weights of one model. Methods are the engine thread's, unless they say so; any thread may read
+    `published`, `nbytes`, `tiers` and `disk`, which are replaced as a whole."""
 
     def __init__(
         self,
         settings: Settings,
+        gate: Gate,
+        host: Host,
         *,
-        load: Callable[[], LoadedModel] | None = None,
-        load_draft_model: Callable[[], LoadedModel] | None = None,
-        shares_from: int = SHARES_FROM,
-        disk_block: int | None = None,
-        thread: EngineThread | None = None,
-        name: str | None = None,
-        nbytes: int = 0,
-        is_pinned: bool = False,
-        keep_alive_s: float | None = None,
+        name: str,
+        load: Callable[[], LoadedModel] | None,
+        load_draft_model: Callable[[], LoadedModel] | None,
+        shares_from: int,
+        disk_block: int | None,
+        nbytes: int,
+        is_pinned: bool,
+        keep_alive_s: float | None,
     ) -> None:
-        """`load` gives the model, and `load_draft_model` its draft model. By default those that `settings` name,
-        downloaded if it is the first to be loaded here or `settings` say so.
-
-        `shares_from`: sequences of at least this length share their buffers with the cache. `disk_block`: tokens per
-        block on disk, None: chosen for the model. `thread`: an engine thread shared with other models, each with its
-        own `name` and weights of `nbytes` (0: unknown until loaded); None: a new one. `is_pinned`, `keep_alive_s`: see
-        `ModelState`.
-        """
+        """See `EngineClient`."""
         self._settings = settings
         self._shares_from = shares_from
         self._disks = OpenedDisks(settings, block=disk_block)
-        self.name = settings.model if name is None else name
+        self.name = name
         self.nbytes = nbytes
-        self._thread = EngineThread() if thread is None else thread
+        self._host = host
         self._load = load
         self._load_draft_model = load_draft_model
-        self._thread.add(self)
-        self._worker: Worker | None = None
+        self._made: Worker | None = None
+        """See `_worker`."""
         self._weights = _Weights(is_pinned=is_pinned, keep_alive_s=keep_alive_s)
         self._loaded: LoadedModel | None = None
         """Without weights while it is unloaded."""
         self._tried: tuple[str, str | None] = ("", None)
         """The fingerprint of the weights that were read last, and why their sequences run one at a time."""
-        self._disk: DiskTier | None = None
-        self._tiers: tuple[DiskTier, ...] = ()
+        self.disk: DiskTier | None = None
+        self.tiers: tuple[DiskTier, ...] = ()
         """The disk tiers of the model and its draft model."""
-        self._gate = Gate()
-        self.published = Status()
+        self.gate = gate
+        self.published = Status(weights=WeightsState.UNLOADED)
+        """Set after each command and step."""
         self._published_s = 0.0
         self._published_phases: list[tuple[str, type]] = []
-        """Set by the engine thread after each command and step."""
         self._is_ending = False
         self._ends_now = False
-        self._asking = threading.Lock()
-        self.is_closed = False
         self._refuses_loads = False
-        self._pending: set[Future[Any]] = set()
-        """What callers wait for."""
 
-    def start(self) -> LoadedModel:
-        """Load the model and start serving. Raises LoadFailed."""
-        ready = self.ready()
-        self._thread.start()
-        return ready.result()
+    @property
+    def _worker(self) -> Worker | None:
+        """None before the first load, and after weights that are not those of its tree."""
+        assert on_engine_thread(), "only the engine thread uses a worker"
+        return self._made
 
-    def ready(self) -> Future[LoadedModel]:
-        """The loaded model; loads it if needed, once there is memory or other models can be unloaded.
+    # Commands.
 
-        Raises ShuttingDown; errors of loading are in the future.
-        """
-        answer: Future[LoadedModel] = Future()
+    def want(self, answer: Future[LoadedModel], *, error: RepriseError | None = None) -> None:
+        """Resolve the future with the loaded model, after it was loaded if need be; or, not loaded, with `error`."""
+        error = shutting_down() if self._refuses_loads else error
+        if self.is_loaded and self._loaded is not None:
+            self._weights.end_dismissal()
+            _resolve(answer, self._loaded)
+        elif error is None:
+            self._weights.wanted.append((time.monotonic(), answer))
+        elif answer.set_running_or_notify_cancel():
+            answer.set_exception(error)
 
-        def want() -> None:
-            if self.is_loaded and self._loaded is not None:
-                self._weights.end_dismissal()
-                _resolve(answer, self._loaded)
-            elif self._refuses_loads:
-                if answer.set_running_or_notify_cancel():
-                    answer.set_exception(_shutting_down())
-            else:
-                self._weights.wanted.append((time.monotonic(), answer))
-
-        return self._call_unless_closed(want, answer)
-
-    def preload(self) -> Future[LoadedModel]:
-        """As `ready`, if there is room beside the models that are loaded: none of them is unloaded for it."""
-        answer: Future[LoadedModel] = Future()
-
-        def want() -> None:
-            error = self._thread.lacks_room(self)
-            if self.is_loaded and self._loaded is not None:
-                _resolve(answer, self._loaded)
-            elif error is None:
-                self._weights.wanted.append((time.monotonic(), answer))
-            elif answer.set_running_or_notify_cancel():
-                answer.set_exception(error)
-
-        return self._call_unless_closed(want, answer)
-
-    def dismiss(self) -> Future[None]:
-        """Unload the weights as soon as no request runs; the prefix cache stays.
-
-        Done when they are unloaded, or the model was requested again. Raises ShuttingDown.
-        """
-        answer: Future[None] = Future()
-
-        def dismiss() -> None:
-            if self.is_loaded:
-                self._weights.is_dismissed = True
-                self._weights.leaving.append(answer)
-            else:
-                _resolve(answer, None)
-
-        return self._call_unless_closed(dismiss, answer)
+    def dismiss(self, answer: Future[None]) -> None:
+        """Unload the weights as soon as no request runs, and resolve the future."""
+        if self.is_loaded:
+            self._weights.is_dismissed = True
+            self._weights.leaving.append(answer)
+        else:
+            _resolve(answer, None)
 
     def refuse_loads(self) -> None:
-        """Fail what waits for the weights, now and later: the server is about to stop. Requests that run go on."""
+        self._refuses_loads = True
+        self._weights.fail(shutting_down())
+        if self._worker is not None and not self.is_loaded:
+            for request in list(self._worker.requests.values()):
+                self._worker.requests.fail(request, shutting_down())
+        self.publish()
 
-        def refuse() -> None:
-            self._refuses_loads = True
-            self._weights.fail(_shutting_down())
-            if self._worker is not None and not self.is_loaded:
-                for request in list(self._worker.requests.values()):
-                    self._worker.requests.fail(request, _shutting_down())
+    def end_soon(self, *, now: bool) -> None:
+        """End when nothing runs, or `now`: the last call counts."""
+        self._is_ending, self._ends_now = True, now
+        self._weights.fail(shutting_down())
+        self._weights.end_dismissal()
+
+    def run(self, command: Command) -> None:
+        """Run a command; ignored before the model was first loaded."""
+        if self._worker is not None:
+            try:
+                command(self._worker)
+            except Exception:
+                log.exception("a command failed")
             self.publish()
 
-        self._thread.call(refuse)
-
-    def close(self, *, now: bool = False, timeout_s: float | None = None) -> None:
-        """Refuse further jobs; if all models are closed, wait until running jobs have ended. `now`: cancel them."""
-        self._gate.close()
-
-        def end_soon() -> None:
-            # The last call counts.
-            self._is_ending, self._ends_now = True, now
-            self._weights.fail(_shutting_down())
-            self._weights.end_dismissal()
-
-        with self._asking:
-            self.is_closed = True
-            self._thread.call(end_soon)
-        self._thread.join(timeout_s)
-
-    def give_up(self, error: RepriseError, *, within_s: float) -> None:
-        """End the engine thread and fail everything that waits with `error`. If the thread hangs in MLX for longer than
-        `within_s`, it is left as it is."""
-        self._thread.give_up(error, within_s=within_s)
-
-    def fail_waiting(self, error: RepriseError) -> None:
-        """End every request and every question with `error`, on any thread: the engine thread will not."""
-        for job, sink in self._gate.inside():
-            self._fail_job(job, sink, error)
-        for answer in list(self._pending):
-            # Its caller may cancel it at the same time.
-            with suppress(InvalidStateError):
-                answer.set_exception(error)
-
-    def _fail_job(self, job: Job, sink: Callable[[Event], None], error: RepriseError) -> None:
-        if not self._gate.ended(job.id):
-            return
-        now_s = time.monotonic()
-        outcome = RunningRequest(job=job, sink=sink, arrived_s=now_s).outcome(now_s)
-        request = self._worker.requests.get(job.id) if self._worker is not None else None
-        try:
-            outcome = outcome if request is None else request.outcome(now_s)
-        except Exception:
-            log.debug("the state of %s is broken", job.id, exc_info=True)
-        try:
-            sink(Finished(reason=FinishReason.FAILED, outcome=outcome, error=error))
-        except Exception:
-            log.debug("the sink of %s raised", job.id, exc_info=True)
-
-    # Backend. Thread-safe.
-
-    def submit(self, job: Job, sink: Callable[[Event], None]) -> None:
-        assert self._loaded is not None, "submit needs a loaded model"
-        if self._thread.failure is not None:
-            raise self._thread.failure
-        if job.purpose is Purpose.SETTLE and not self.is_loaded:
-            raise QueueFull(f"{self.name} is not loaded, and background work does not load it.")
-        self._gate.enter(job, sink)
-        arrived_s = time.monotonic()
-        self._thread.call(lambda: self._arrive(job, sink, arrived_s))
-        # Asked again after queueing: either the thread finds the job when it ends, or this finds that it has ended.
-        if self._thread.failure is not None and self._gate.ended(job.id):
-            raise self._thread.failure
-
-    def cancel(self, job_id: str) -> bool:
-        if not self._gate.is_inside(job_id):
-            return False
-        self.call(lambda worker: worker.cancel(job_id))
-        return True
-
-    def status(self) -> Status:
-        # First: what is published after it counts all jobs that have ended.
-        is_idle = self._gate.is_idle
-        # Read here: the disk writer runs while the loop sleeps, and does not publish.
-        on_disk = stats_of(self._tiers)
-        stalled_s = self._thread.heartbeat.stalled_s
-        weights = self._weights
-        return replace(
-            self.published,
-            is_idle=is_idle,
-            is_closing=self._gate.is_closed,
-            disk=on_disk,
-            stalled_s=stalled_s,
-            has_died=self._thread.failure is not None,
-            weights=weights.state,
-            weights_nbytes=self._thread.weights.get(self.name, 0),
-            num_loads=weights.num_loads,
-            load_s=weights.load_s,
-        )
-
-    def stack(self) -> str:
-        """The engine thread's current stack as a traceback; "" if it is not running."""
-        return self._thread.stack()
-
-    def clear(self, namespace: str | None = None, *, owner: str | None = None) -> Future[None]:
-        done: Future[None] = Future()
-
-        def follow(asked: Future[Future[None] | None]) -> None:
-            removed = None if asked.exception() is not None else asked.result()
-            if removed is None:
-                _pass_on(asked, done)
-            else:
-                removed.add_done_callback(lambda removed: _pass_on(removed, done))
-
-        def clear() -> None:
-            if not done.set_running_or_notify_cancel():
-                return  # The caller has cancelled it.
-            asked: Future[Future[None] | None] = Future()
-            asked.add_done_callback(follow)
-            self._answer(lambda worker: worker.clear_cache(namespace, owner=owner), asked)
-
-        return self._call_unless_closed(clear, done)
-
-    def inspect(self, *, max_nodes: int = 1000, part: TreePart = WHOLE_TREE) -> Future[Inspection]:
-        return self._inspect(
-            lambda w: inspect(
-                w,
-                max_nodes=max_nodes,
-                part=part,
-                num_inside=self._gate.num_inside,
-                weights_nbytes=self._thread.weights.get(self.name, 0),
-                now_s=time.monotonic(),
-            )
-        )
-
-    def edge_tokens(self, part: TreePart, *, max_nodes: int = 1000) -> Future[Sequence[EdgeTokens]]:
-        return self._inspect(lambda worker: edge_tokens(worker.cache, part, max_nodes=max_nodes))
-
-    def next_evictions(self, nbytes: int, *, most: int = 64) -> Future[Sequence[InspectedEviction]]:
-        return self._inspect(lambda w: inspect_evictions(w.cache, nbytes=nbytes, most=most, now_s=time.monotonic()))
-
-    def stored_runs(self, namespace: str) -> Sequence[StoredRun]:
-        return self._disk.runs(namespace) if self._disk is not None else ()
-
-    def disk_tree(self, namespace: str) -> DiskTree | None:
-        return self._disk.tree(namespace) if self._disk is not None else None
-
-    def disk_tokens(self, namespace: str, key: str, span: Span) -> Tokens | None:
-        return self._disk.path_tokens(namespace, bytes.fromhex(key), span) if self._disk is not None else None
-
-    def read_note(self, namespace: str) -> str | None:
-        return self._disk.read_note(namespace) if self._disk is not None else None
-
-    def keep_note(self, namespace: str, text: str) -> None:
-        if self._disk is not None:
-            self._disk.keep_note(namespace, text)
-
-    def hurry(self) -> None:
-        def hurry(worker: Worker) -> None:
-            for tier in worker.tiers:
-                tier.hurry()
-
-        self.call(hurry)
-
-    def lookup(self, prompt: Prompt, *, namespace: str) -> Future[Lookup]:
-        return self._ask(lambda worker: lookup(worker, prompt, namespace=namespace))
-
-    def pins(self, namespace: str, *, owner: str = "") -> Future[PinList]:
-        return self._ask(lambda worker: worker.cache.list_pins(namespace, owner=owner))
-
-    def unpin(self, pin_id: str, *, namespace: str, owner: str = "") -> Future[bool]:
-        return self._ask(lambda worker: worker.cache.unpin(pin_id, namespace=namespace, owner=owner))
-
-    def footprint(self) -> Future[Footprint]:
-        """Bytes of layer state by kind. Raises ShuttingDown."""
-        return self._ask(lambda worker: worker.runner.footprint)
-
-    def set_budget(self, nbytes: int, *, returns_buffers: bool = False) -> None:
-        """Limit layer state to `nbytes` from now on. `returns_buffers`: also return free buffers to the system."""
-        self.call(lambda worker: worker.set_budget(nbytes, returns_buffers=returns_buffers))
-
-    def call(self, command: Command) -> None:
-        """Run a command on the engine thread between two steps; ignored before the model was first loaded."""
-
-        def do() -> None:
-            if self._worker is not None:
-                try:
-                    command(self._worker)
-                except Exception:
-                    log.exception("a command failed")
-                self.publish()
-
-        self._thread.call(do)
-
-    def _ask(self, question: Callable[[Worker], T]) -> Future[T]:
-        """The result of a query that the engine thread runs between two steps. Raises ShuttingDown."""
-        answer: Future[T] = Future()
-        return self._call_unless_closed(lambda: self._answer(question, answer), answer)
-
-    def _inspect(self, question: Callable[[Worker], T]) -> Future[T]:
-        """Like `_ask`, for inspection, which changes nothing and may be delayed while there is work."""
-        answer: Future[T] = Future()
-        return self._call_unless_closed(
-            lambda: self._thread.inspections.add(lambda: self._answer(question, answer)), answer
-        )
-
-    def _call_unless_closed(self, command: Callable[[], None], answer: Future[T]) -> Future[T]:
-        """Run a command that resolves `answer`, which is returned."""
-        # Under a lock, so that it is queued before the command to close, after which nothing is answered.
-        with self._asking:
-            if self.is_closed:
-                raise _shutting_down()
-            self._pending.add(answer)
-            answer.add_done_callback(self._pending.discard)
-            self._thread.call(command)
-        # As in `submit`.
-        if self._thread.failure is not None:
-            with suppress(InvalidStateError):
-                answer.set_exception(self._thread.failure)
-        return answer
-
-    def _answer(self, question: Callable[[Worker], T], answer: Future[T]) -> None:
+    def answer(self, question: Callable[[Worker], T], answer: Future[T]) -> None:
+        """Resolve the future with the result of a query."""
         if not answer.set_running_or_notify_cancel():
             return  # The caller has cancelled it.
         try:
@@ -408,14 +190,42 @@ class EngineLoop:
             self.publish()
             answer.set_result(result)
 
-    # The engine thread.
+    def clear(self, namespace: str | None, owner: str | None, done: Future[None]) -> None:
+        """Clear the cache, and resolve the future when no copy is left on disk either."""
+        if not done.set_running_or_notify_cancel():
+            return  # The caller has cancelled it.
 
-    def _arrive(self, job: Job, sink: Callable[[Event], None], arrived_s: float) -> None:
+        def follow(asked: Future[Future[None] | None]) -> None:
+            removed = None if asked.exception() is not None else asked.result()
+            if removed is None:
+                _pass_on(asked, done)
+            else:
+                removed.add_done_callback(lambda removed: _pass_on(removed, done))
+
+        asked: Future[Future[None] | None] = Future()
+        asked.add_done_callback(follow)
+        self.answer(lambda worker: worker.clear_cache(namespace, owner=owner), asked)
+
+    def fail_job(self, job: Job, sink: Callable[[Event], None], error: RepriseError) -> None:
+        """End a job that its worker does not end, on any thread: the engine's may have died, or hang."""
+        if not self.gate.ended(job.id):
+            return
+        now_s = time.monotonic()
+        outcome = RunningRequest(job=job, sink=sink, arrived_s=now_s).outcome(now_s)
+        request = self._made.requests.get(job.id) if self._made is not None else None
+        try:
+            outcome = outcome if request is None else request.outcome(now_s)
+        except Exception:
+            log.debug("the state of %s is broken", job.id, exc_info=True)
+        try:
+            sink(Finished(reason=FinishReason.FAILED, outcome=outcome, error=error))
+        except Exception:
+            log.debug("the sink of %s raised", job.id, exc_info=True)
+
+    def arrive(self, job: Job, sink: Callable[[Event], None], arrived_s: float) -> None:
         worker = self._worker
         if worker is None:
-            self._fail_job(
-                job, sink, EngineFailed(f"{self.name} could not be loaded again. The server's log says why.")
-            )
+            self.fail_job(job, sink, EngineFailed(f"{self.name} could not be loaded again. The server's log says why."))
             return
         self._weights.asked_s = time.monotonic()
         try:
@@ -424,7 +234,7 @@ class EngineLoop:
             log.exception("request %s could not be queued", job.id)
             if (request := worker.requests.get(job.id)) is not None:
                 worker.requests.fail(request, error)
-            self._fail_job(job, sink, engine_failed("The request failed in the engine", error))
+            self.fail_job(job, sink, engine_failed("The request failed in the engine", error))
         if job.purpose is not Purpose.SETTLE:
             self._weights.num_asked += 1
             worker.memory.shared.note_request(worker.memory)
@@ -464,7 +274,7 @@ class EngineLoop:
         """The base whose weights this model shares, or would share if it were loaded now."""
         if self._loaded is not None and self.is_loaded:
             return self._loaded if self._loaded.base is None else self._loaded.base
-        return None if self._load is not None else self._thread.bases.held(self._settings)
+        return None if self._load is not None else self._host.bases.held(self._settings)
 
     @property
     def is_loaded(self) -> bool:
@@ -472,7 +282,7 @@ class EngineLoop:
 
     @property
     def fingerprint(self) -> str:
-        """Of the model that was loaded last; "" before the first load."""
+        """Of the model that was loaded last; "" before the first load. Any thread may ask."""
         return "" if self._loaded is None else self._loaded.fingerprint
 
     @property
@@ -514,7 +324,7 @@ class EngineLoop:
         if worker is None or not self._is_ending:
             # Nothing waits for weights that are being read: what other models computed is to be written in time.
             return self._is_ending
-        is_all_here = self._gate.num_inside == len(worker.requests)
+        is_all_here = self.gate.num_inside == len(worker.requests)
         return is_all_here and (self._ends_now or worker.is_empty or not self.is_loaded)
 
     def step(self, *, number: int, num_others: int, is_closed: bool) -> None:
@@ -571,7 +381,7 @@ class EngineLoop:
 
     def _open_disks(self, loaded: LoadedModel, draft_model: LoadedModel | None) -> None:
         """Open what a new worker, or a new draft model, will have on disk. Raises DiskUnusable."""
-        worker = self._worker
+        worker = self._made
         is_new = worker is None or worker.runner.loaded.fingerprint != loaded.fingerprint
         if is_new:
             self._disks.open(loaded)
@@ -582,7 +392,7 @@ class EngineLoop:
                 self._disks.open(draft_model, share=share_of_disk(draft_model, loaded))
 
     def _read(self, *, downloads: bool) -> LoadedModel:
-        return self._thread.bases.load(self._settings, downloads=downloads) if self._load is None else self._load()
+        return self._host.bases.load(self._settings, downloads=downloads) if self._load is None else self._load()
 
     def _read_draft_model(self, *, downloads: bool) -> LoadedModel | None:
         settings = self._settings
@@ -601,11 +411,11 @@ class EngineLoop:
             if self._worker is not None and self._worker.runner.loaded.fingerprint != loaded.fingerprint:
                 self._drop_worker("its files have changed")
             if self._worker is None:
-                self._worker = self._make_worker(arriving, memory)
-                self._disk = self._worker.disk
+                self._made = self._make_worker(arriving, memory)
             else:
                 self._worker.load(loaded, arriving.draft_model)
-            self._tiers = self._worker.tiers
+            assert self._made is not None
+            self.disk, self.tiers = self._made.disk, self._made.tiers
         except RepriseError as error:
             return error
         except Exception as error:
@@ -631,22 +441,22 @@ class EngineLoop:
         worker = Worker(
             arriving.loaded,
             self._settings,
-            self._gate,
+            self.gate,
             can_batch=arriving.runs_alone is None,
             draft_model=arriving.draft_model,
             shared=memory,
             shares_from=self._shares_from,
             disks=self._disks,
             # An empty command makes the loop run its next step.
-            wake=lambda: self.call(lambda worker: None),
+            wake=lambda: self._host.call(lambda: self.run(lambda worker: None)),
         )
         if memory is None:
-            worker.memory.shared.unload_one = self._thread.release_draft_model
+            worker.memory.shared.unload_one = self._host.release_draft_model
         return worker
 
     def _drop_worker(self, why: str) -> None:
         """Drop worker and cache, whose state no longer matches the model."""
-        worker, self._worker = self._worker, None
+        worker, self._made = self._worker, None
         assert worker is not None
         log.warning("%s: %s, so its cached prefixes are dropped", self.name, why)
         worker.fail_all(EngineFailed(f"{self.name} was reloaded: {why}. Send the request again."))
@@ -680,7 +490,7 @@ class EngineLoop:
         self._weights.state, self._weights.arriving = WeightsState.UNLOADED, None
         if self._worker is not None:
             self._worker.fail_all(error)
-            self.publish()
+        self.publish()
         self._weights.fail(error)
 
     def shutdown(self) -> None:
@@ -690,19 +500,21 @@ class EngineLoop:
             self.publish()
             self._worker.preemption.others = ()
             self._worker.shutdown()
-            self._worker = None
+            self._made = None
 
     def publish(self) -> None:
         self._published_s = time.monotonic()
-        if self._worker is not None:
-            inspections = self._thread.inspections
-            self.published = replace(
-                status_of(self._worker),
-                num_inspections=inspections.num_answered,
-                inspection_s=inspections.spent_s,
-                busy_s=self._thread.busy_s,
-            )
-        self._gate.published()
+        weights, inspections = self._weights, self._host.inspections
+        self.published = replace(
+            self.published if self._worker is None else status_of(self._worker),
+            num_inspections=inspections.num_answered,
+            inspection_s=inspections.spent_s,
+            busy_s=self._host.busy_s,
+            weights=weights.state,
+            num_loads=weights.num_loads,
+            load_s=weights.load_s,
+        )
+        self.gate.published()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -752,7 +564,7 @@ class _Weights:
                 answer.set_exception(error)
 
 
-def _shutting_down() -> ShuttingDown:
+def shutting_down() -> ShuttingDown:
     return ShuttingDown("The server is shutting down. Try again when it is back.")
 
 
