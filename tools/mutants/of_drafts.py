@@ -139,8 +139,8 @@ DRAFTS_MUTANTS = (
     _mutant(
         "FollowedText._begin",
         "a draft model looks its prefixes up in the namespace of others",
-        "match = model.cache.match(request.tokens, namespace=request.namespace)",
-        'match = model.cache.match(request.tokens, namespace="")',
+        "model.cache.lookup(request.tokens, self.limit, namespace=request.namespace)",
+        'model.cache.lookup(request.tokens, self.limit, namespace="")',
         _NAMESPACES,
     ),
     _mutant(

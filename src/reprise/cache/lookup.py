@@ -4,6 +4,7 @@ import sys
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from reprise.cache.node import Checkpoint, GhostPath, Node, Segment, Walk
 from reprise.cache.payload import Payload, SegmentPayload, SharedPayload
@@ -27,6 +28,13 @@ class Match:
     length: int
     walk: Walk
     continues: Tokens | None
+
+
+class Found(NamedTuple):
+    """Where a prompt can resume, and its match."""
+
+    position: int
+    match: Match
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from reprise.cache.eviction import (
 )
 from reprise.cache.logits_rows import LogitsRows
 from reprise.cache.lookup import (
+    Found,
     Match,
     Restore,
     checkpoint_at,
@@ -130,6 +131,11 @@ class PrefixCache:
     def resume_at(self, match: Match, *, limit: int) -> int:
         """The largest position ≤ `limit` at which every layer can resume; 0 if there is none."""
         return resume_position(self.layout, match, limit)
+
+    def lookup(self, tokens: Tokens, limit: int, *, namespace: str = "") -> Found:
+        """The match of `tokens`, and `resume_at` for it."""
+        match = self.match(tokens, namespace=namespace)
+        return Found(self.resume_at(match, limit=limit), match)
 
     def read(self, match: Match, position: int) -> Restore:
         """What is needed to resume at `position`, a result of `resume_at` for the same match."""
@@ -482,12 +488,12 @@ class PrefixCache:
 
     def _checkpoint(self, tokens: Tokens, namespace: str, kind: BoundaryKind) -> Checkpoint | None:
         """The checkpoint at ``len(tokens)``, added if the position is resumable without one; None if it is not."""
-        match = self.match(tokens, namespace=namespace)
         position = len(tokens)
+        resume_at, match = self.lookup(tokens, position, namespace=namespace)
         if position == 0 or match.length < position:
             return None
         known = checkpoint_at(match.walk, position)
-        if known is not None or self.resume_at(match, limit=position) < position:
+        if known is not None or resume_at < position:
             return known
         node = next(node for node in match.walk.nodes if position <= node.stop)
         made = self.tree.add_checkpoint(node, position, kind)

@@ -127,8 +127,7 @@ class ReadAhead:
     def begin(self, request: TierRequest) -> bool:
         """Start or join a read for a request about to be admitted. Returns whether it has to wait for it."""
         tokens, namespace = request.prompt.tokens, request.namespace
-        match = self._cache.match(tokens, namespace=namespace)
-        held = self._cache.resume_at(match, limit=request.end)
+        held, match = self._cache.lookup(tokens, request.end, namespace=namespace)
         if self._waits_for_scan(request, held=held):
             return True
         found = self._find(request, held=held)
@@ -358,8 +357,7 @@ class ReadAhead:
     def _commit_to(self, read: _PathRead, position: int, kind: BoundaryKind) -> Committed | None:
         """Commit what was read up to `position`; None if nothing was committed."""
         tokens = read.tokens[:position]
-        match = self._cache.match(tokens, namespace=read.namespace)
-        if self._cache.resume_at(match, limit=position) == position:
+        if self._cache.lookup(tokens, position, namespace=read.namespace).position == position:
             return None
         self._count(but=read)  # The commit charges this read's bytes itself.
         waiting = [request for request in (*read.requests, *read.next) if request.is_waiting]
@@ -386,8 +384,7 @@ class ReadAhead:
         return committed
 
     def _resume_at(self, request: TierRequest) -> int:
-        match = self._cache.match(request.prompt.tokens, namespace=request.namespace)
-        return self._cache.resume_at(match, limit=request.end)
+        return self._cache.lookup(request.prompt.tokens, request.end, namespace=request.namespace).position
 
     def _end(self, read: _PathRead) -> None:
         read.fetch.cancel()

@@ -251,8 +251,8 @@ class WriteBehind:
     def _copy(self, path: _DuePath, copy: _RecordCopy) -> bool:
         """Copy the next part of a record; False, without copying, if the path is no longer in memory."""
         position = copy.plan.position
-        match = self._cache.match(path.tokens[:position], namespace=path.namespace)
-        if self._cache.resume_at(match, limit=position) < position:
+        resume_at, match = self._cache.lookup(path.tokens[:position], position, namespace=path.namespace)
+        if resume_at < position:
             return False
         restore = self._cache.read(match, position)
         copied = 0

@@ -167,8 +167,8 @@ class FollowedText:
 
     def _look_up(self) -> int:
         """The position at which it could resume."""
-        match = self._model.cache.match(self._request.tokens, namespace=self._request.namespace)
-        return self._model.cache.resume_at(match, limit=self.limit)
+        request = self._request
+        return self._model.cache.lookup(request.tokens, self.limit, namespace=request.namespace).position
 
     def _load(self, reusable: int) -> bool:
         """Have more than ``[0, reusable)`` read from disk, if that is quicker than to compute it.
@@ -192,8 +192,7 @@ class FollowedText:
         reserve = max(self._length, len(request.job.prompt) + initial_decode_slots(request.job))
         if not model.make_room(model.sequences.estimate_to_admit(reserve, reusable)):
             return False
-        match = model.cache.match(request.tokens, namespace=request.namespace)
-        resume_at = model.cache.resume_at(match, limit=self.limit)
+        resume_at, match = model.cache.lookup(request.tokens, self.limit, namespace=request.namespace)
         lease = model.cache.lease(match, resume_at, is_request=is_request)
         try:
             live = model.sequences.start(match, resume_at, reserve=reserve)

@@ -58,8 +58,7 @@ class Replay:
         cache, prompt = self.cache, request.prompt
         tokens = prompt.tokens
         last = len(tokens) - 1 if request.unit == 1 else len(tokens)
-        match = cache.match(tokens)
-        resume_at = cache.resume_at(match, limit=last)
+        resume_at, match = cache.lookup(tokens, last)
         known = max(request.shareable, resume_at)
         lease = cache.lease(cache.match(tokens[:known]) if known < len(tokens) else match, resume_at)
         is_branch = match.continues is not None and match.length < len(tokens)
@@ -93,10 +92,9 @@ class Replay:
         return reused
 
     def _settle(self, request: Request, tokens: Tokens, *, number: int | None) -> None:
-        match = self.cache.match(tokens)
+        resume_at, match = self.cache.lookup(tokens, len(tokens))
         if number is not None:
             self.cache.expect(match, number=number)
-        resume_at = self.cache.resume_at(match, limit=len(tokens))
         lease = self.cache.lease(match, resume_at, is_request=False)
         self._commit(tokens, BoundaryKind.STABLE, request, number=number)
         self.cache.release(lease)

@@ -37,7 +37,7 @@ class Replica:
     def num_known(self, request: Request) -> int:
         """Real tokens of the prompt that it would reuse."""
         cache = self.replay.cache
-        return cache.resume_at(cache.match(request.prompt.tokens), limit=len(request.prompt)) * request.unit
+        return cache.lookup(request.prompt.tokens, len(request.prompt)).position * request.unit
 
 
 Router = Callable[[Request, Sequence[Replica]], Replica]
