@@ -194,15 +194,15 @@ DISK_MUTANTS = (
     _mutant(
         "ReadAhead._commit_to",
         "all that is reused is told as read from the disk",
-        "request.num_loaded += max(0, self._resume_at(request) - held)",
-        "request.num_loaded += self._resume_at(request)",
+        "request.reading.num_loaded += max(0, self._resume_at(request) - held)",
+        "request.reading.num_loaded += self._resume_at(request)",
         _RESTARTS,
     ),
     _mutant(
         "ReadAhead._admit",
         "what waited for a read waits on",
-        "request.set_loading(is_loading=False)",
-        "request.set_loading(is_loading=request.num_loads == 0)",
+        "request.reading.is_loading = False",
+        "request.reading.is_loading = request.reading.num_loads == 0",
         _READ_AHEAD,
     ),
     _mutant(

@@ -4,6 +4,7 @@ They are protocols because `disk` is below both packages and cannot import them.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from reprise.cache.lookup import SegmentSlice
@@ -15,17 +16,32 @@ from reprise.core.tokens import Span, Tokens
 from reprise.disk.records.record import DiskRecord, Section
 
 
-class TierRequest(Protocol):
-    """A request as the disk tier sees it."""
+@dataclass(slots=True, eq=False)
+class Reading:
+    """What `ReadAhead` does for one request, and has done."""
 
-    num_loads: int
+    is_loading: bool = False
+    """Whether the request waits for the disk."""
+    num_loads: int = 0
     """How often it was sent to the disk."""
-    not_read_to: int
+    not_read_to: int = 0
     """How far it could resume from the disk, where reading takes longer than computing."""
-    has_awaited_scan: bool
+    has_awaited_scan: bool = False
     """Whether it has waited for a scan for other servers' records."""
-    num_loaded: int
+    num_loaded: int = 0
     """By how many tokens disk reads moved its resume position forward while it waited."""
+
+    def take_loaded(self) -> int:
+        """`num_loaded`, which counts from 0 again."""
+        num_loaded, self.num_loaded = self.num_loaded, 0
+        return num_loaded
+
+
+class TierRequest(Protocol):
+    """A request as the disk tier sees it. The tier changes nothing of it."""
+
+    @property
+    def reading(self) -> Reading: ...
 
     @property
     def id(self) -> str: ...
@@ -56,10 +72,6 @@ class TierRequest(Protocol):
 
     @property
     def has_ended(self) -> bool: ...
-
-    def set_loading(self, *, is_loading: bool) -> None:
-        """Set whether it waits for the disk."""
-        ...
 
     def tokens_to(self, position: int) -> Tokens:
         """The first `position` tokens of its prompt and answer."""

@@ -139,11 +139,11 @@ class ReadAhead:
         if read is not None:
             read.requests.append(request)
         elif not self._is_worth_reading(found, keys, held=held):
-            request.not_read_to = found.position
+            request.reading.not_read_to = found.position
             self._measure(keys)
             return False
         elif self._may_fit(found.position, needed):
-            request.num_loads += 1
+            request.reading.num_loads += 1
             self._disk.touch(found)
             fetch = self._disk.fetch(replace(found, keys=keys), self._wake)
             target = self._sequences.restore_target(found.position, len(request.prompt), is_whole=keys == found.keys)
@@ -154,7 +154,7 @@ class ReadAhead:
             self._reads[-1].next.append(request)
         else:
             return False
-        request.set_loading(is_loading=True)
+        request.reading.is_loading = True
         return True
 
     def _keys_to_read(self, found: DiskMatch, match: Match) -> tuple[bytes, ...]:
@@ -179,17 +179,17 @@ class ReadAhead:
 
     def _waits_for_scan(self, request: TierRequest, *, held: int) -> bool:
         """Whether to scan for other servers' records first, since the prompt may continue a chat of theirs."""
-        if not self._disk.is_shared or request.has_awaited_scan:
+        if not self._disk.is_shared or request.reading.has_awaited_scan:
             return False
         known = max(held, self.reach(request))
         unknown = request.end - known
         # If this server knows most of the chat, it served the last turn too.
         if unknown < MIN_TOKENS or unknown < min(known, self._disk.block):
             return False
-        request.has_awaited_scan = True
+        request.reading.has_awaited_scan = True
         until_s = time.monotonic() + SCAN_TIMEOUT_S
         self._awaited_scans.append(_AwaitedScan(request=request, number=self._disk.scan(self._wake), until_s=until_s))
-        request.set_loading(is_loading=True)
+        request.reading.is_loading = True
         return True
 
     def would_read_to(self, request: TierRequest, *, held: int) -> int:
@@ -206,7 +206,7 @@ class ReadAhead:
     def _find(self, request: TierRequest, *, held: int) -> DiskMatch | None:
         """The longest match of the prompt on disk, if it is worth reading."""
         is_suspended = time.monotonic() < self._suspended_until_s
-        if request.num_loads >= _MOST_LOADS or request.end - held < MIN_TOKENS or is_suspended:
+        if request.reading.num_loads >= _MOST_LOADS or request.end - held < MIN_TOKENS or is_suspended:
             return None
         found = self._disk.find(request.prompt.tokens, namespace=request.namespace, limit=request.end)
         return found if found is not None and found.position - held >= MIN_TOKENS else None
@@ -376,11 +376,11 @@ class ReadAhead:
             log.debug("entries that were not read, since memory had them, are gone: %s", error)
             return None
         for request, held in zip(waiting, before, strict=True):
-            request.num_loaded += max(0, self._resume_at(request) - held)
+            request.reading.num_loaded += max(0, self._resume_at(request) - held)
         if not committed.is_resumable:
             # No room even after eviction: another read would end the same way.
             for request in read.requests:
-                request.num_loads = _MOST_LOADS
+                request.reading.num_loads = _MOST_LOADS
         return committed
 
     def _resume_at(self, request: TierRequest) -> int:
@@ -398,7 +398,7 @@ class ReadAhead:
         """Let the requests that still wait be admitted without the disk."""
         waiting = [request for request in requests if request.is_waiting]
         for request in waiting:
-            request.set_loading(is_loading=False)
+            request.reading.is_loading = False
         self._admissible += [request.id for request in waiting]
 
     def _count(self, *, but: _PathRead | None = None) -> None:

@@ -13,6 +13,7 @@ from reprise.core.backend import DraftSource
 from reprise.core.job import Job
 from reprise.core.prompt import BoundaryKind, Prompt
 from reprise.core.tokens import Tokens, as_tokens
+from reprise.disk.ports import Reading
 from reprise.drafts.drafter import Draft
 from reprise.engine import memory as device_memory
 from reprise.engine.running.draft_sequence import DraftSequence
@@ -85,12 +86,7 @@ class _ReadableText:
     def __init__(self, text: FollowedText, request: RunningRequest) -> None:
         self._text = text
         self._request = request
-        self.num_loads = 0
-        self.not_read_to = 0
-        self.has_awaited_scan = False
-        self.num_loaded = 0
-        self.is_loading = False
-        """Whether what memory lacks of its prompt is being read."""
+        self.reading = Reading()
 
     @property
     def id(self) -> str:
@@ -123,9 +119,6 @@ class _ReadableText:
     @property
     def has_ended(self) -> bool:
         return self._text.has_ended
-
-    def set_loading(self, *, is_loading: bool) -> None:
-        self.is_loading = is_loading
 
     def tokens_to(self, position: int) -> Tokens:
         return self._request.tokens_to(position)
@@ -184,7 +177,7 @@ class FollowedText:
     @property
     def is_loading(self) -> bool:
         """Whether what memory lacks of its prompt is being read from disk."""
-        return self._on_disk.is_loading
+        return self._on_disk.reading.is_loading
 
     def _begin(self, *, reusable: int, is_request: bool) -> bool:
         """Start a sequence at the best stored position, `reusable` when last looked up. False if there is no room."""
@@ -202,8 +195,7 @@ class FollowedText:
         if is_request:
             model.memory.note_use()
             model.num_reused += resume_at
-        model.num_loaded += min(self._on_disk.num_loaded, resume_at)
-        self._on_disk.num_loaded = 0
+        model.num_loaded += min(self._on_disk.reading.take_loaded(), resume_at)
         plan = self._plan(resume_at, match.length)
         self._following = _Following(sequence=DraftSequence(model.runner, live), lease=lease, plan=plan)
         model.sequences.measure()

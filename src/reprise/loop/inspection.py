@@ -150,8 +150,8 @@ def _inspect_request(request: RunningRequest, *, now_s: float) -> InspectedReque
 
 def _phase(request: RunningRequest) -> PhaseName:
     match request.phase:
-        case Waiting(is_loading=is_loading):
-            return PhaseName.LOADING if is_loading else PhaseName.WAITING
+        case Waiting():
+            return PhaseName.LOADING if request.is_loading else PhaseName.WAITING
         case Prefilling():
             return PhaseName.PREFILLING
         case Decoding():

@@ -173,9 +173,9 @@ class RequestPrefixes:
         # Only at the first admission: a preempted request keeps its reason.
         if self._is_on and request.admission is None:
             request.continues = match.continues
-            if request.not_read_to > request.matched:
+            if request.reading.not_read_to > request.matched:
                 # What is stored there is not what memory has behind its own match.
-                request.matched, request.continues = request.not_read_to, None
+                request.matched, request.continues = request.reading.not_read_to, None
             evicted_to = self._cache.evicted_to(match, resume_at)
             request.reason = _reason(
                 request,
@@ -249,7 +249,7 @@ class RequestPrefixes:
     def admission_of(self, request: RunningRequest, resume_at: int, speed: Speed) -> Admission:
         """What a request being admitted reuses, and what that saves at this speed."""
         # Some of it may have been evicted again.
-        loaded = min(request.num_loaded, resume_at)
+        loaded = min(request.reading.num_loaded, resume_at)
         # What another request computed meanwhile saves nothing: this one waited for it.
         found = min(resume_at, request.first_resume_at + loaded)
         # Unknown until the speed was measured.
@@ -384,7 +384,7 @@ def _reason(request: RunningRequest, resume_at: int, *, was_evicted: bool, was_c
     """Why the tokens past `resume_at` are computed, as far as the cache knows."""
     if request.job.prompt_logprobs is not None:
         return Reason.PROMPT_LOGPROBS
-    if resume_at < request.not_read_to:
+    if resume_at < request.reading.not_read_to:
         return Reason.SLOWER_TO_READ
     if resume_at >= request.end:
         return Reason.NOTHING_NEW

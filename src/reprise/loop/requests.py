@@ -14,6 +14,7 @@ from reprise.core.outcome import Outcome, Reason
 from reprise.core.pin import Pin
 from reprise.core.prompt import BoundaryKind, Prompt
 from reprise.core.tokens import Tokens, as_tokens, join_tokens
+from reprise.disk.ports import Reading
 from reprise.drafts.drafter import RequestDrafts
 from reprise.engine.running.runner import LiveSequence
 from reprise.engine.running.sampler import TokenSampler
@@ -30,14 +31,13 @@ class Preempted:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Waiting:
-    """In the queue. `resume_at`: where it could resume now. `is_loading`: more of it is being read from disk.
+    """In the queue. `resume_at`: where it could resume now.
 
     `row`: the logits at the end of its prompt if the cache has them; `resume_at` is then the end of the prompt.
     """
 
     resume_at: int = 0
     row: Payload | None = None
-    is_loading: bool = False
     loading_since_s: float | None = None
     """When it began to wait for the disk; None if it does not."""
     is_matched: bool = False
@@ -177,12 +177,7 @@ class RunningRequest:
     """When the pins that were set expire (cache's clock), by position."""
     retained_until: float | None = None
     """When the conversation's pin expires; None: not set yet."""
-    num_loads: int = 0
-    """How often it was sent to the disk."""
-    not_read_to: int = 0
-    """How far it could resume from the disk, where reading takes longer than computing."""
-    has_awaited_scan: bool = False
-    num_loaded: int = 0
+    reading: Reading = field(default_factory=Reading)
 
     @property
     def id(self) -> str:
@@ -233,17 +228,12 @@ class RunningRequest:
     def is_loading(self) -> bool:
         """Whether nothing can be done for it before something is read from disk."""
         match self.phase:
-            case Waiting(is_loading=is_loading):
-                return is_loading
+            case Waiting():
+                return self.reading.is_loading
             case SettlingDraft(draft=draft):
                 return draft.is_loading
             case _:
                 return False
-
-    def set_loading(self, *, is_loading: bool) -> None:
-        """Set whether it waits for the disk."""
-        assert isinstance(self.phase, Waiting), self.phase
-        self.phase.is_loading = is_loading
 
     @property
     def preempted(self) -> Preempted | None:
@@ -344,7 +334,7 @@ class RunningRequest:
         prompt, first_s, admission = len(self.job.prompt), self.first_token_s, self.admission
         computed = min(max(self.position, self.reached) if self.is_running else self.reached, prompt)
         reused = admission.num_reused if admission is not None else 0
-        loaded = admission.num_loaded if admission is not None else self.num_loaded
+        loaded = admission.num_loaded if admission is not None else self.reading.num_loaded
         admitted_s = admission.at_s if admission is not None else now_s
         return Outcome(
             num_prompt=prompt,

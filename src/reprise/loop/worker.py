@@ -185,7 +185,7 @@ class Worker:
             decode_s=self.executor.speed.decode_s if decodes else 0.0, num_sharing=1 + self.num_others
         )
         for request, seconds in self.prefixes.take_loaded():
-            self.executor.note_load(request.num_loaded, seconds)
+            self.executor.note_load(request.reading.num_loaded, seconds)
         if self.draft_model is not None:
             self.draft_model.disk.advance()
         for request in [request for request in self.requests.values() if request.is_restoring]:
