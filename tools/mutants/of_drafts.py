@@ -188,8 +188,8 @@ DRAFTS_MUTANTS = (
     _mutant(
         "stats_of",
         "the files of a draft model are somebody else's",
-        "[each for tier in tiers if (each := tier.stats()) is not None]",
-        "[each for tier in tiers[:1] if (each := tier.stats()) is not None]",
+        "[disk.stats() for disk in disks]",
+        "[disk.stats() for disk in disks[:1]]",
         _ON_DISK,
     ),
     _mutant(

@@ -9,11 +9,9 @@ from threading import Thread
 
 from reprise.cache.prefix_cache import PrefixCache
 from reprise.core.allowance import StepAllowance
-from reprise.core.backend import StoredRun, StoredText
-from reprise.core.inspection import DiskTree, InspectedRead, OnDisk
+from reprise.core.inspection import InspectedRead
 from reprise.core.kinds import Footprint
 from reprise.core.prompt import BoundaryKind
-from reprise.core.tokens import Span, Tokens
 from reprise.disk.ports import NewEncoder, TierRequest, TierSequences
 from reprise.disk.read_ahead import ReadAhead
 from reprise.disk.store.cache import DiskCache
@@ -29,8 +27,7 @@ _LAST_FLUSH_S = 20.0
 class DiskTier:
     """Reads ahead of admissions and writes behind commits. With `disk` None every method is a no-op.
 
-    Used on the engine thread, which waits for files only in `close`; methods marked thread-safe may be
-    called on any thread.
+    Used on the engine thread, which waits for files only in `close`.
     """
 
     def __init__(
@@ -112,40 +109,11 @@ class DiskTier:
         dues = [each.due_in_s for each in (self._read_ahead, self._write_behind) if each is not None]
         return min((due_s for due_s in dues if due_s is not None), default=None)
 
-    # Inspection, notes and shutdown.
-
-    def runs(self, namespace: str) -> list[StoredRun]:
-        """See `Backend.stored_runs`. Thread-safe."""
-        if self._disk is None:
-            return []
-        root = self._disk.root(namespace)
-        return [
-            StoredRun(name=key.hex(), parent=None if parent == root else parent.hex(), tokens=tokens)
-            for key, parent, tokens in self._disk.runs(namespace)
-        ]
-
-    def tree(self, namespace: str) -> DiskTree | None:
-        """See `Backend.disk_tree`. Thread-safe, like `path_tokens`."""
-        return None if self._disk is None else self._disk.tree(namespace)
-
-    def newest_texts(self, namespace: str, *, most: int) -> list[StoredText] | None:
-        """See `DiskCache.newest_texts`. Thread-safe."""
-        return [] if self._disk is None else self._disk.newest_texts(namespace, most=most)
-
-    def path_tokens(self, namespace: str, key: bytes, span: Span) -> Tokens | None:
-        return None if self._disk is None else self._disk.path_tokens(namespace, key, span)
-
-    def read_note(self, namespace: str) -> str | None:
-        """See `Backend.read_note`. Waits for a file, like `keep_note`: call it on any thread but the engine's."""
-        return None if self._disk is None else self._disk.read_note(namespace)
-
-    def keep_note(self, namespace: str, text: str) -> None:
-        if self._disk is not None:
-            self._disk.keep_note(namespace, text)
+    # Inspection and shutdown.
 
     @property
     def cache(self) -> DiskCache | None:
-        """The disk cache, or None."""
+        """The disk cache, or None. Its methods are thread-safe."""
         return self._disk
 
     def reads(self) -> tuple[InspectedRead, ...]:
@@ -191,7 +159,3 @@ class DiskTier:
             return
         Thread(target=self._disk.close, args=(_LAST_FLUSH_S,), name="reprise-disk-close", daemon=True).start()
         self._read_ahead = self._write_behind = None
-
-    def stats(self) -> OnDisk | None:
-        """Sizes and counters, or None without a disk. Thread-safe."""
-        return self._disk.stats() if self._disk is not None else None

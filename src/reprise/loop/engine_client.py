@@ -175,7 +175,7 @@ class EngineClient:
         # First: what is published after it counts all jobs that have ended.
         is_idle = self._gate.is_idle
         # Read here: the disk writer runs while the loop sleeps, and does not publish.
-        on_disk = stats_of(self._engine.tiers)
+        on_disk = stats_of(self._engine.disks)
         stalled_s = self._thread.heartbeat.stalled_s
         return replace(
             self._engine.published,
@@ -213,24 +213,26 @@ class EngineClient:
         return self._inspect(lambda w: inspect_evictions(w.cache, nbytes=nbytes, most=most, now_s=time.monotonic()))
 
     def stored_runs(self, namespace: str) -> Sequence[StoredRun]:
-        return self._engine.disk.runs(namespace) if self._engine.disk is not None else ()
+        if (disk := self._engine.disk) is None:
+            return ()
+        root = disk.root(namespace)
+        return [
+            StoredRun(name=key.hex(), parent=None if parent == root else parent.hex(), tokens=tokens)
+            for key, parent, tokens in disk.runs(namespace)
+        ]
 
     def disk_tree(self, namespace: str) -> DiskTree | None:
-        return self._engine.disk.tree(namespace) if self._engine.disk is not None else None
+        return None if (disk := self._engine.disk) is None else disk.tree(namespace)
 
     def disk_tokens(self, namespace: str, key: str, span: Span) -> Tokens | None:
-        return (
-            self._engine.disk.path_tokens(namespace, bytes.fromhex(key), span)
-            if self._engine.disk is not None
-            else None
-        )
+        return None if (disk := self._engine.disk) is None else disk.path_tokens(namespace, bytes.fromhex(key), span)
 
     def read_note(self, namespace: str) -> str | None:
-        return self._engine.disk.read_note(namespace) if self._engine.disk is not None else None
+        return None if (disk := self._engine.disk) is None else disk.read_note(namespace)
 
     def keep_note(self, namespace: str, text: str) -> None:
-        if self._engine.disk is not None:
-            self._engine.disk.keep_note(namespace, text)
+        if (disk := self._engine.disk) is not None:
+            disk.keep_note(namespace, text)
 
     def hurry(self) -> None:
         def hurry(worker: Worker) -> None:

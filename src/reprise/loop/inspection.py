@@ -20,7 +20,7 @@ from reprise.core.inspection import (
 )
 from reprise.core.job import Job
 from reprise.core.prompt import Prompt
-from reprise.disk.tier import DiskTier
+from reprise.disk.store.cache import DiskCache
 from reprise.engine import memory as device_memory
 from reprise.engine.running.runner import LiveSequence
 from reprise.loop.requests import Decoding, Ended, Prefilling, RunningRequest, SettlingDraft, Waiting
@@ -95,10 +95,9 @@ def lookup(worker: Worker, prompt: Prompt, *, namespace: str) -> Lookup:
     )
 
 
-def stats_of(tiers: Sequence[DiskTier]) -> OnDisk | None:
-    """What these tiers, of one directory, have on disk together; None: nothing is stored there. Thread-safe."""
-    stats = [each for tier in tiers if (each := tier.stats()) is not None]
-    return disk_of(stats) if stats else None
+def stats_of(disks: Sequence[DiskCache]) -> OnDisk | None:
+    """What these disk caches, of one directory, hold together; None: there are none. Thread-safe."""
+    return disk_of([disk.stats() for disk in disks]) if disks else None
 
 
 def inspect(
@@ -116,7 +115,7 @@ def inspect(
         num_sequences=worker.runner.num_sequences,
         tree=inspect_tree(worker.cache, worker.disk.cache, requests, max_nodes=max_nodes, now_s=now_s, part=part),
         memory=_inspect_memory(worker, weights_nbytes=weights_nbytes),
-        disk=stats_of(worker.tiers),
+        disk=stats_of(worker.disks),
         reads=worker.disk.reads(),
         num_unwritten=sum(tier.num_unwritten for tier in worker.tiers),
     )

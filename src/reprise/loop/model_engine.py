@@ -26,7 +26,7 @@ from reprise.core.errors import (
 from reprise.core.events import Event, Finished, FinishReason
 from reprise.core.job import Job, Purpose
 from reprise.core.settings import Settings
-from reprise.disk.tier import DiskTier
+from reprise.disk.store.cache import DiskCache
 from reprise.engine.memory import paging_hint
 from reprise.engine.models.adapters import SharedBases
 from reprise.engine.models.load import LoadedModel, load_model
@@ -80,7 +80,7 @@ class Host(Protocol):
 
 class ModelEngine:
     """The worker and the weights of one model. Methods are the engine thread's, unless they say so; any thread may read
-    `published`, `nbytes`, `tiers` and `disk`, which are replaced as a whole."""
+    `published`, `nbytes`, `disk` and `disks`, which are replaced as a whole."""
 
     def __init__(
         self,
@@ -113,9 +113,9 @@ class ModelEngine:
         """Without weights while it is unloaded."""
         self._tried: tuple[str, str | None] = ("", None)
         """The fingerprint of the weights that were read last, and why their sequences run one at a time."""
-        self.disk: DiskTier | None = None
-        self.tiers: tuple[DiskTier, ...] = ()
-        """The disk tiers of the model and its draft model."""
+        self.disk: DiskCache | None = None
+        self.disks: tuple[DiskCache, ...] = ()
+        """The disk caches of the model and its draft model."""
         self.gate = gate
         self.published = Status(weights=WeightsState.UNLOADED)
         """Set after each command and step."""
@@ -415,7 +415,7 @@ class ModelEngine:
             else:
                 self._worker.load(loaded, arriving.draft_model)
             assert self._made is not None
-            self.disk, self.tiers = self._made.disk, self._made.tiers
+            self.disk, self.disks = self._made.disk.cache, self._made.disks
         except RepriseError as error:
             return error
         except Exception as error:

@@ -22,7 +22,7 @@ from reprise.core.events import Event, FinishReason, Progress, Started
 from reprise.core.job import Job, Purpose
 from reprise.core.settings import Settings
 from reprise.core.tokens import as_tokens, join_tokens
-from reprise.disk.store.cache import all_done
+from reprise.disk.store.cache import DiskCache, all_done
 from reprise.disk.tier import DiskTier
 from reprise.drafts.drafter import EARLIER_TOKENS
 from reprise.engine import memory as device_memory
@@ -95,7 +95,9 @@ class Worker:
         self.drafts = make_drafts(
             self.runner,
             settings.draft_mode,
-            earlier=lambda namespace: self.disk.newest_texts(namespace, most=EARLIER_TOKENS),
+            earlier=lambda namespace: (
+                [] if self.disk.cache is None else self.disk.cache.newest_texts(namespace, most=EARLIER_TOKENS)
+            ),
         )
         """None: nothing is drafted."""
         self.draft_model: DraftModel | None = None
@@ -203,6 +205,11 @@ class Worker:
     def tiers(self) -> tuple[DiskTier, ...]:
         """What is on disk of the model, and of its draft model."""
         return (self.disk,) if self.draft_model is None else (self.disk, self.draft_model.disk)
+
+    @property
+    def disks(self) -> tuple[DiskCache, ...]:
+        """The disk caches of the model and its draft model, as far as they have one."""
+        return tuple(tier.cache for tier in self.tiers if tier.cache is not None)
 
     def write_to_disk(self) -> None:
         """Copy the next part of what is due, of one of them."""
