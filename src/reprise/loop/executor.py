@@ -44,8 +44,8 @@ class Executor:
         """Start to decode: the prompt is computed except its last token."""
         phase = request.phase
         assert isinstance(phase, Prefilling), phase
-        if request.decode_began_s is None:
-            request.decode_began_s = self._clock()
+        if request.stats.decode_began_s is None:
+            request.stats.decode_began_s = self._clock()
         if phase.preempted is None:
             self._runner.begin_decode(phase.live, request.job, keeps_row=keeps_row, is_audited=is_audited)
         else:
@@ -83,7 +83,7 @@ class Executor:
     def _draft(self, request: RunningRequest, *, is_alone: bool) -> Draft | None:
         """A draft for a request that decodes alone, or None if none is worth verifying."""
         drafts, live = request.drafts, request.live
-        if drafts is None or live is None or request.first_token_s is None:
+        if drafts is None or live is None or request.stats.first_token_s is None:
             # The first token is sampled alone: the state at the prompt's end is stored for exact repeats.
             return None
         drafts.read_prompt(len(request.job.prompt))

@@ -86,7 +86,7 @@ def lookup(worker: Worker, prompt: Prompt, *, namespace: str) -> Lookup:
     load_speed = speed.load_tokens_per_s
     return Lookup(
         num_prompt=len(prompt),
-        num_matched=max(asked.matched, on_disk),
+        num_matched=max(asked.stats.matched, on_disk),
         resume_at=resume_at,
         num_loaded=num_loaded,
         queue_s=queue_s,
@@ -122,7 +122,7 @@ def inspect(
 
 
 def _inspect_request(request: RunningRequest, *, now_s: float) -> InspectedRequest:
-    admission, outcome = request.admission, request.outcome(now_s)
+    admission, outcome = request.stats.admission, request.outcome(now_s)
     return InspectedRequest(
         id=request.id,
         namespace=request.namespace,

@@ -90,7 +90,7 @@ class RequestPrefixes:
         if self._is_on:
             self._requests.note_common_prefixes(request)
         self.match(request)
-        request.first_resume_at = request.position
+        request.stats.first_resume_at = request.position
         request.is_auxiliary = request.job.lineage.is_side or is_auxiliary_request(
             prompt_len=len(request.job.prompt),
             resume_at=max(request.position, self._disk.reach(request)),
@@ -104,14 +104,14 @@ class RequestPrefixes:
             return match
         request.phase.is_matched = True
         if not self._is_on:
-            request.reason = Reason.CACHE_OFF
+            request.stats.reason = Reason.CACHE_OFF
         else:
             request.phase.row = self._cache.row_at(match) if request.may_sample_at_once else None
             limit = len(request.prompt) if request.phase.row is not None else request.reusable
             request.phase.resume_at = self._cache.resume_at(match, limit=limit)
             request.stored = max(request.stored, request.phase.resume_at)
-            if request.admission is None:
-                request.matched = match.length
+            if request.stats.admission is None:
+                request.stats.matched = match.length
         return match
 
     def present(self) -> list[RunningRequest]:
@@ -162,7 +162,7 @@ class RequestPrefixes:
         if waiting.loading_since_s is None:
             return 0.0
         seconds = self._clock() - waiting.loading_since_s
-        request.loading_s, waiting.loading_since_s = request.loading_s + seconds, None
+        request.stats.loading_s, waiting.loading_since_s = request.stats.loading_s + seconds, None
         return seconds
 
     def start(self, request: RunningRequest) -> None:
@@ -171,20 +171,20 @@ class RequestPrefixes:
         assert isinstance(waiting, Waiting), waiting
         resume_at, row = waiting.resume_at, waiting.row
         # Only at the first admission: a preempted request keeps its reason.
-        if self._is_on and request.admission is None:
-            request.continues = match.continues
-            if request.reading.not_read_to > request.matched:
+        if self._is_on and request.stats.admission is None:
+            request.stats.continues = match.continues
+            if request.reading.not_read_to > request.stats.matched:
                 # What is stored there is not what memory has behind its own match.
-                request.matched, request.continues = request.reading.not_read_to, None
+                request.stats.matched, request.stats.continues = request.reading.not_read_to, None
             evicted_to = self._cache.evicted_to(match, resume_at)
-            request.reason = _reason(
+            request.stats.reason = _reason(
                 request,
                 resume_at,
                 was_evicted=evicted_to is not None,
                 was_cancelled=self._cache.was_cancelled(match),
             )
             if evicted_to is not None:
-                request.num_evicted = max(0, min(evicted_to, len(request.prompt)) - request.matched)
+                request.stats.num_evicted = max(0, min(evicted_to, len(request.prompt)) - request.stats.matched)
         plan = self._plan(request, match, resume_at, has_row=row is not None)
         lease = self._cache.lease(match, resume_at, is_request=not request.is_settle)
         self._note_lineage(request, lease)
@@ -197,7 +197,7 @@ class RequestPrefixes:
             raise
         live.scorer = _scorer(request)
         request.enter(Prefilling(live=live, lease=lease, plan=plan, row=row, preempted=waiting.preempted))
-        request.checkpoints = plan.positions
+        request.stats.checkpoints = plan.positions
         self._sequences.measure()
         self.keep_pins(request)
 
@@ -251,7 +251,7 @@ class RequestPrefixes:
         # Some of it may have been evicted again.
         loaded = min(request.reading.num_loaded, resume_at)
         # What another request computed meanwhile saves nothing: this one waited for it.
-        found = min(resume_at, request.first_resume_at + loaded)
+        found = min(resume_at, request.stats.first_resume_at + loaded)
         # Unknown until the speed was measured.
         computing_s = speed.prefill_s(0, found) if speed.by_depth else 0.0
         return Admission(
@@ -259,7 +259,7 @@ class RequestPrefixes:
             num_reused=resume_at,
             num_settled=self._settled.within(request.prompt.tokens, resume_at),
             num_loaded=loaded,
-            saved_s=max(0.0, computing_s - request.loading_s),
+            saved_s=max(0.0, computing_s - request.stats.loading_s),
         )
 
     # Logits at the end of a prompt.
@@ -323,7 +323,7 @@ class RequestPrefixes:
             number=self._numbers.get(request.job.follows or request.job.id),
         )
         self.keep_pins(request)
-        request.num_stored += committed.num_tokens
+        request.stats.num_stored += committed.num_tokens
         request.stored = min(position, len(request.job.prompt))
         row, end = live.prompt_row, len(request.job.prompt)
         if row is not None and position >= end:
@@ -363,9 +363,9 @@ class RequestPrefixes:
             if num > 0:
                 log.warning("dropped %d pins: pins can use at most half of --cache-bytes", num)
         prompt = request.job.prompt
-        if request.pin is None and request.job.purpose is Purpose.PREFILL and len(prompt) in request.pinned_until:
+        if request.stats.pin is None and request.job.purpose is Purpose.PREFILL and len(prompt) in request.pinned_until:
             # Read it now, before it can expire.
-            request.pin = cache.pin_of(prompt.tokens, namespace=request.namespace)
+            request.stats.pin = cache.pin_of(prompt.tokens, namespace=request.namespace)
 
     def unpin_first(self) -> bool:
         """Remove the pin that expires first. False if there is none."""
@@ -392,8 +392,8 @@ def _reason(request: RunningRequest, resume_at: int, *, was_evicted: bool, was_c
         return Reason.EVICTED
     if was_cancelled:
         return Reason.CANCELLED
-    if request.matched == 0:
+    if request.stats.matched == 0:
         return Reason.COLD
-    if request.continues is not None:
+    if request.stats.continues is not None:
         return Reason.BRANCHED
-    return Reason.NEW_TOKENS if resume_at >= request.matched else Reason.NO_SNAPSHOT
+    return Reason.NEW_TOKENS if resume_at >= request.stats.matched else Reason.NO_SNAPSHOT

@@ -156,7 +156,7 @@ class RequestTable:
                 self.saved_s += outcome.saved_s
             if not request.is_settle:
                 self.counts.update(
-                    num_prompt=outcome.num_prompt if request.admission is not None else 0,
+                    num_prompt=outcome.num_prompt if request.stats.admission is not None else 0,
                     num_reused=outcome.num_reused,
                     num_finished=int(error is None and reason is not FinishReason.CANCELLED),
                     num_cancelled=int(reason is FinishReason.CANCELLED),
@@ -174,7 +174,7 @@ class RequestTable:
             before.draft.end()
         if not isinstance(before, Prefilling | Decoding):
             return
-        request.reached = max(request.reached, position)
+        request.stats.reached = max(request.stats.reached, position)
         try:
             if before.lease is not None:
                 self._sequences.cache.release(before.lease)

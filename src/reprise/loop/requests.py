@@ -132,18 +132,9 @@ class Admission:
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class RunningRequest:
-    """A job in the loop. Owned by the engine thread."""
+class RequestStats:
+    """What the loop counts of a request for its `Outcome`."""
 
-    job: Job
-    sink: Callable[[Event], None]
-    arrived_s: float
-    common_prefix_lengths: Mapping[str, int] = field(default_factory=dict[str, int])
-    """Lengths of the common prefixes with the prompts of requests that arrived before it, by id."""
-    is_auxiliary: bool = False
-    phase: Phase = field(default_factory=Waiting)
-
-    # For its record.
     matched: int = 0
     first_resume_at: int = 0
     """Where it could resume on arrival; what was added until its admission was computed by others."""
@@ -160,13 +151,28 @@ class RunningRequest:
     decode_began_s: float | None = None
     """When its prompt was computed, except the last token."""
     first_token_s: float | None = None
-    generated: list[int] = field(default_factory=list[int])
-    drafts: RequestDrafts | None = None
-    """None if drafts are off for it."""
     num_stored: int = 0
     """Tokens that it added to the cache."""
     checkpoints: tuple[int, ...] = ()
     pin: Pin | None = None
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class RunningRequest:
+    """A job in the loop. Owned by the engine thread."""
+
+    job: Job
+    sink: Callable[[Event], None]
+    arrived_s: float
+    common_prefix_lengths: Mapping[str, int] = field(default_factory=dict[str, int])
+    """Lengths of the common prefixes with the prompts of requests that arrived before it, by id."""
+    is_auxiliary: bool = False
+    phase: Phase = field(default_factory=Waiting)
+
+    stats: RequestStats = field(default_factory=RequestStats)
+    generated: list[int] = field(default_factory=list[int])
+    drafts: RequestDrafts | None = None
+    """None if drafts are off for it."""
 
     # Progress.
     stored: int = 0
@@ -262,7 +268,7 @@ class RunningRequest:
     @property
     def may_sample_at_once(self) -> bool:
         """Whether it can start from stored logits: it has sampled nothing and scores nothing."""
-        is_fresh = self.job.purpose is Purpose.GENERATE and self.preempted is None and self.first_token_s is None
+        is_fresh = self.job.purpose is Purpose.GENERATE and self.preempted is None and self.stats.first_token_s is None
         return is_fresh and self.reusable == self.end
 
     def is_repeat_of(self, other: RunningRequest) -> bool:
@@ -331,34 +337,35 @@ class RunningRequest:
     # Its record.
 
     def outcome(self, now_s: float) -> Outcome:
-        prompt, first_s, admission = len(self.job.prompt), self.first_token_s, self.admission
-        computed = min(max(self.position, self.reached) if self.is_running else self.reached, prompt)
+        stats, prompt = self.stats, len(self.job.prompt)
+        first_s, admission = stats.first_token_s, stats.admission
+        computed = min(max(self.position, stats.reached) if self.is_running else stats.reached, prompt)
         reused = admission.num_reused if admission is not None else 0
         loaded = admission.num_loaded if admission is not None else self.reading.num_loaded
         admitted_s = admission.at_s if admission is not None else now_s
         return Outcome(
             num_prompt=prompt,
-            num_matched=self.matched,
-            num_evicted=self.num_evicted,
+            num_matched=stats.matched,
+            num_evicted=stats.num_evicted,
             num_reused=reused,
             num_prefilled=max(0, computed - reused) if admission is not None else 0,
             num_settled=admission.num_settled if admission is not None else 0,
             num_loaded=loaded,
-            num_awaited=max(0, reused - self.first_resume_at - loaded),
+            num_awaited=max(0, reused - stats.first_resume_at - loaded),
             num_generated=len(self.generated),
             drafted=self.drafts.drafted if self.drafts is not None else {},
             draft_saved_s=self.drafts.saved_s if self.drafts is not None else 0.0,
-            num_stored=self.num_stored,
-            reason=self.reason,
-            stored_next=self.continues,
-            checkpoints=self.checkpoints,
-            pin=self.pin,
+            num_stored=stats.num_stored,
+            reason=stats.reason,
+            stored_next=stats.continues,
+            checkpoints=stats.checkpoints,
+            pin=stats.pin,
             saved_s=admission.saved_s if admission is not None else 0.0,
             queued_s=admitted_s - self.arrived_s,
-            loading_s=self.loading_s,
+            loading_s=stats.loading_s,
             prefill_s=(first_s if first_s is not None else now_s) - admitted_s,
-            first_pass_s=first_s - self.decode_began_s
-            if first_s is not None and self.decode_began_s is not None
+            first_pass_s=first_s - stats.decode_began_s
+            if first_s is not None and stats.decode_began_s is not None
             else 0.0,
             ttft_s=None if first_s is None else first_s - self.arrived_s,
             total_s=now_s - self.arrived_s,

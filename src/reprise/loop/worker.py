@@ -338,7 +338,7 @@ class Worker:
             return  # It is admitted once its records were read.
         self.prefixes.start(request)
         resume_at = request.position
-        if request.admission is None:
+        if request.stats.admission is None:
             self._note_admission(request, resume_at)
             self._gate.admitted(request.id)
             self.requests.emit(request, Started(num_reused=resume_at, total=len(request.prompt)))
@@ -357,8 +357,8 @@ class Worker:
             self._begin_decode(request) if request.samples else self._end_prompt(request)
 
     def _note_admission(self, request: RunningRequest, resume_at: int) -> None:
-        request.admission = self.prefixes.admission_of(request, resume_at, self.executor.speed)
-        self.requests.counts.update(num_loaded=request.admission.num_loaded)
+        request.stats.admission = self.prefixes.admission_of(request, resume_at, self.executor.speed)
+        self.requests.counts.update(num_loaded=request.stats.admission.num_loaded)
 
     # Prefill.
 
@@ -443,10 +443,10 @@ class Worker:
     def _after_tokens(self, request: RunningRequest, result: TokenResult) -> None:
         """Emit the tokens, and finish if the last one ends the answer."""
         now_s = self._clock()
-        is_first = request.first_token_s is None
-        if request.first_token_s is None:
+        is_first = request.stats.first_token_s is None
+        if request.stats.first_token_s is None:
             assert isinstance(request.phase, Decoding), request.phase
-            request.first_token_s = now_s
+            request.stats.first_token_s = now_s
             # The prompt's last token is fed by the pass that samples the first token.
             self.requests.counts.update(num_prefilled=0 if request.phase.plan.has_row else 1)
         tokens = [sampled.token for sampled in result.sampled]
@@ -460,7 +460,7 @@ class Worker:
         is_at_end = context is not None and length >= context
         reason = FinishReason.LENGTH if result.reason is None and is_at_end else result.reason
         if reason is not None:
-            self.executor.note_generation(now_s - request.first_token_s)
+            self.executor.note_generation(now_s - request.stats.first_token_s)
             self._complete(request, reason)
         elif is_first:
             self.prefixes.store_for_repeats(request)
