@@ -59,6 +59,21 @@ def test_the_map_of_the_house_names_what_is_there() -> None:
     assert {name for name in named if not name[0].isupper() and name[1] not in members.get(name[0], ())} == set()
 
 
+@pytest.mark.matrix
+def test_modules_that_the_pages_name_are_there() -> None:
+    pages = (*_ROOT.glob("*.md"), *(_ROOT / "docs").glob("*.md"), _ROOT / "Makefile", _ROOT / "Dockerfile")
+    text = "\n".join(page.read_text() for page in pages if page.name != "CHANGELOG.md")
+    named = set(re.findall(r"(?:python -m |\b(?=reprise\.\w+(?:\.\w+)*:\w))([a-z_]+(?:\.[a-z_]+)*)", text))
+    paths = {name: name.replace(".", "/") for name in named - {"pip", "venv", "pytest", "mkdocs"}}
+    found = (_ROOT, _ROOT / "src")
+    assert "reprise.cluster.replicas" in paths
+    assert [
+        name
+        for name, path in sorted(paths.items())
+        if not any((root / f"{path}.py").is_file() or (root / path).is_dir() for root in found)
+    ] == []
+
+
 def test_collecting_the_tests_imports_no_sdk(request: pytest.FixtureRequest) -> None:
     """Each process that runs tests would take seconds longer to begin."""
     assert request.config.stash[IMPORTED] == set()
