@@ -165,7 +165,7 @@ def test_the_readme_names_no_option_that_is_not_there() -> None:
         f"--no-{option.name}" for option in DECLARED.values()
     }
     named = set(re.findall(r"--[a-z-]+[a-z]", readme))
-    assert named <= known | {"--help", "--json", "--print", "--write", "--undo", "--vs"}, named - known
+    assert named <= known | {"--help", "--json", "--print", "--write", "--undo", "--vs", "--url"}, named - known
 
 
 def test_a_chat_template_comes_from_a_file_too(tmp_path: Path, served: list[Settings]) -> None:
