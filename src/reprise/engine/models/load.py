@@ -239,7 +239,7 @@ def check_config(config: dict[str, Any], source: str) -> dict[str, Any]:
     except ValueError as error:
         raise LoadFailed(
             f"{source} is a model of type {config['model_type']!r}, which mlx-lm {version('mlx-lm')} does not support. "
-            "Choose another model, or update with `pip install -U mlx-reprise`."
+            "Choose another model, or install a newer version of Reprise."
         ) from error
     check_quantisation(config, source)
     return config
