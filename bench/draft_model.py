@@ -25,13 +25,14 @@ from typing import cast
 import mlx.core as mx
 import numpy as np
 
+import reprise.lab.demo
 from reprise import Engine
 from reprise.core.backend import DraftModelStatus, DraftSource
 from reprise.core.settings import Settings
 from reprise.lab.demo.facts import random_chat
 from reprise.lab.demo.tiny.build import random_weights
 
-DEMO = Path(__file__).parents[1] / "src" / "reprise" / "demo" / "model"
+DEMO = Path(reprise.lab.demo.__file__).parent / "model"
 LEAST = 0.98
 """What a draft model of no use may make of the speed, by counts of passes."""
 _ADDS_NOTHING = ("self_attn.o_proj.weight", "linear_attn.out_proj.weight", "mlp.down_proj.weight")

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from bench.draft_model import DEMO
 from bench.tau import answer_of, message_of, spoken, text_model, tools_of
 from reprise.chat.messages.history import as_message
 from reprise.chat.text_model import TextModel
@@ -40,7 +41,6 @@ _HEAD = (501, 502, 503, 504)
 _TAIL = (505, 506)
 """What it writes behind it."""
 _SEEDS = 5
-_DEMO = Path(__file__).parents[1] / "src" / "reprise" / "demo" / "model"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +99,7 @@ def recorded(file: Path, num_dialogues: int) -> Mapping[str, list[ReplayTurn]]:
 
 def demo_chats() -> Mapping[str, list[ReplayTurn]]:
     """Chats of forty turns as the demo's model is trained to answer them."""
-    text, found = load_text_model(str(_DEMO)), list[tuple[ReplayTurn, bool]]()
+    text, found = load_text_model(str(DEMO)), list[tuple[ReplayTurn, bool]]()
     for seed in range(_SEEDS):
         history: list[Mapping[str, Any]] = [{"role": "system", "content": SYSTEM_PROMPT}]
         for said in random_chat(Random(seed), 40, has_tool=True):
