@@ -7,7 +7,7 @@ import mlx.core as mx
 import pytest
 
 from reprise.cluster.ranks.links import RanksFailed
-from reprise.cluster.ranks.operations import OPERATIONS
+from reprise.cluster.ranks.operations import OPERATIONS, QUEUE_PART
 from reprise.core.events import FinishReason, Scored
 from reprise.core.settings import Settings
 from reprise.loop.worker import Worker
@@ -81,7 +81,7 @@ def test_every_operation_is_run_by_a_follower(start: Start) -> None:
         names |= following.names
     # Those of the disk are seen in `test_disk_on_ranks.py`.
     of_disk = {name for name, function in OPERATIONS.items() if function.__module__ == "reprise.engine.running.records"}
-    assert set(OPERATIONS) - of_disk - names <= {
+    assert set(OPERATIONS) - of_disk - {QUEUE_PART} - names <= {
         "Runner.begin_move",
         "Runner.drop",
         "PackedSegment.cut",
