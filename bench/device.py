@@ -45,7 +45,7 @@ from reprise.engine.memory import computing_device, device_bytes
 from reprise.engine.states.sequence_batch import SequenceBatch, SequenceSource
 from reprise.lab.demo.tiny.build import thinking_template, write_tokenizer
 from reprise.lab.demo.tiny.tokenizer import MARKUP, demo_texts, train_tokenizer
-from reprise.loop import EngineLoop
+from reprise.loop import EngineClient
 from reprise.loop.worker import Worker
 
 BITS, GROUP = 4, 64
@@ -230,7 +230,7 @@ class Ours:
     """The engine loop, one request at a time."""
 
     def __init__(self, directory: Path) -> None:
-        self._loop = EngineLoop(Settings(model=str(directory), settles=False, is_audit_off=True))
+        self._loop = EngineClient(Settings(model=str(directory), settles=False, is_audit_off=True))
         self.vocab_size = self._loop.start().vocab_size
         self._num = 0
 

@@ -42,7 +42,7 @@ from reprise.engine.running.records import RecordEncoder
 from reprise.engine.running.runner import LiveSequence, Runner
 from reprise.engine.states.payloads import PackedSegment, pack, save
 from reprise.lab.demo.tiny.build import QWEN3_5, build_model
-from reprise.loop import EngineLoop
+from reprise.loop import EngineClient
 from reprise.loop.disk import open_disk
 from reprise.loop.sequences import SequencePool
 from reprise.loop.worker import Worker
@@ -234,7 +234,7 @@ def main() -> int:
             max_stall_ms=STALL_MS,
         )
         tokens, num_held, footprint = put_on_disk(settings, options.megabytes, held=options.held)
-        loop = EngineLoop(settings)
+        loop = EngineClient(settings)
         loop.start()
         if num_held > 0:
             first = TokenTimes()

@@ -39,7 +39,7 @@ from reprise.core.settings import Settings
 from reprise.core.tokens import as_tokens
 from reprise.drafts.benefit import PassCosts
 from reprise.lab.demo.tiny.build import build_model
-from reprise.loop import EngineLoop
+from reprise.loop import EngineClient
 from reprise.loop.worker import Worker
 
 LEAST = {"edit": 2.0, "tools": 2.0, "again": 2.0, "chat": 0.98}
@@ -70,7 +70,7 @@ class DraftSide:
     """An engine with or without drafts."""
 
     def __init__(self, path: Path, **options: Any) -> None:
-        self.loop = EngineLoop(Settings(model=str(path), **options))
+        self.loop = EngineClient(Settings(model=str(path), **options))
         self.vocab_size = self.loop.start().vocab_size
 
     def run(self, turn: ReplayTurn) -> tuple[float, float, Finished]:

@@ -34,7 +34,7 @@ _TOKENS = 16
 
 
 @dataclass(slots=True)
-class Side:
+class OwnTimeSide:
     """A server, and what its chats took per request, in ms."""
 
     name: str
@@ -93,16 +93,16 @@ def _source(checkout: Path) -> Generator[None]:
             os.environ["PYTHONPATH"] = before
 
 
-def _sides(stack: ExitStack, beside: Path | None) -> Sequence[Side]:
+def _sides(stack: ExitStack, beside: Path | None) -> Sequence[OwnTimeSide]:
     checkouts = {"reprise": Path(__file__).parent.parent} | ({} if beside is None else {"beside": beside})
-    sides: list[Side] = []
+    sides: list[OwnTimeSide] = []
     for name, checkout in checkouts.items():
         with _source(checkout):
             command = reprise_command(MODEL_DIR, "--no-settle", "--no-audit")
-            sides.append(Side(name, stack.enter_context(ServerProcess(command))))
+            sides.append(OwnTimeSide(name, stack.enter_context(ServerProcess(command))))
     port = free_port()
     rival = ServerProcess(mlx_lm_command(MODEL_DIR, port), url=f"http://127.0.0.1:{port}")
-    return [*sides, Side("mlx-lm", stack.enter_context(rival))]
+    return [*sides, OwnTimeSide("mlx-lm", stack.enter_context(rival))]
 
 
 def main() -> None:

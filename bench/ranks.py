@@ -28,7 +28,7 @@ from reprise.core.prompt import Prompt
 from reprise.core.settings import Settings
 from reprise.core.tokens import as_tokens
 from reprise.lab.demo.tiny.build import build_model
-from reprise.loop import EngineLoop
+from reprise.loop import EngineClient
 
 PROMPT = 2048
 SHARE = 0.05
@@ -49,7 +49,7 @@ class TokenMoment:
 class Streams:
     """Jobs that run at the same time. The engine's thread calls `hear`."""
 
-    def __init__(self, loop: EngineLoop, leader: Leader) -> None:
+    def __init__(self, loop: EngineClient, leader: Leader) -> None:
         self._loop = loop
         self._leader = leader
 
@@ -87,7 +87,7 @@ class Streams:
 def lead(settings: Settings, *, num: int) -> int:
     """Be rank 0; gives 1 if telling takes more than `SHARE` of a step of one stream."""
     ranks = LeadingRank(settings)
-    loop = EngineLoop(settings, load=ranks.load)
+    loop = EngineClient(settings, load=ranks.load)
     loop.start()
     assert ranks.leader is not None
     streams = Streams(loop, ranks.leader)

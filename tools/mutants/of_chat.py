@@ -142,10 +142,10 @@ CHAT_MUTANTS = (
         _GRAMMARS,
     ),
     _mutant(
-        "_start",
+        "create_completion",
         "all answers of a request are computed at a time",
-        "max(1, service.limits.max_choices // asked[0].num_choices)",
-        "len(asked)",
+        "max(1, service.limits.max_choices // requests[0].num_choices)",
+        "len(requests)",
         _OTHER_ROUTES,
     ),
     _mutant(
