@@ -18,9 +18,8 @@ _KINDS = (BoundaryKind.STABLE, BoundaryKind.SYSTEM, BoundaryKind.LAST_USER, Boun
 _TIE = 1e-3
 """Two tokens whose log-probabilities are closer than this may change places by rounding."""
 
-
-class _Gone(RuntimeError):
-    """What a watch of these tests raises."""
+_GONE = "the reader is gone"
+"""The message of the error that a watch of these tests raises."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -154,7 +153,7 @@ class RandomChats:
         self.seen.failed += end.reason is FinishReason.FAILED
         self.seen.reused += end.outcome.num_reused
         # Nothing but what was asked for goes wrong.
-        assert end.error is None or _Gone.__name__ in str(end.error), end.error
+        assert end.error is None or _GONE in str(end.error), end.error
         if running.job.purpose is not Purpose.GENERATE:
             assert running.tokens == []
             return
@@ -187,7 +186,7 @@ def _failing(num_tokens: int) -> Callable[[int], bool]:
         nonlocal left
         left -= 1
         if left == 0:
-            raise _Gone("the reader is gone")
+            raise RuntimeError(_GONE)
         return False
 
     return watch
