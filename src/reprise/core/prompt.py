@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
+from reprise.core.images import PromptImage
 from reprise.core.tokens import Tokens
 
 
@@ -37,12 +38,19 @@ class Boundary:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Prompt:
-    """The tokens of a request, shape ``(length,)``, with the boundaries found by its template, sorted."""
+    """The tokens of a request, shape ``(length,)``, with the boundaries found by its template, sorted.
+
+    `images` in their order; where their placeholders stand, `tokens` has ids below zero (`core/images.py`).
+    """
 
     tokens: Tokens
     boundaries: tuple[Boundary, ...] = ()
+    images: tuple[PromptImage, ...] = ()
 
     def __post_init__(self) -> None:
+        stops = [0, *(each.span.stop for each in self.images)]
+        assert all(stop <= each.span.start for stop, each in zip(stops, self.images, strict=False)), self.images
+        assert stops[-1] <= len(self.tokens), self.images
         assert all(0 <= b.position <= len(self.tokens) for b in self.boundaries), self.boundaries
         assert list(self.boundaries) == sorted(self.boundaries), self.boundaries
 
