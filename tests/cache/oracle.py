@@ -3,7 +3,7 @@
 Written apart from the cache: no spans, no tree, no `needs`; a kind is here which positions a token can see.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from reprise.cache.node import Node
 from reprise.cache.prefix_cache import PrefixCache
@@ -59,8 +59,12 @@ class StoreOracle:
             if sees(kind, position, at)
         )
 
-    def resume_at(self, namespace: str, tokens: Sequence[int], limit: int) -> int:
-        return next(p for p in range(limit, -1, -1) if self.can_resume(namespace, tokens, p))
+    def resume_at(
+        self, namespace: str, tokens: Sequence[int], limit: int, images: Iterable[tuple[int, int]] = ()
+    ) -> int:
+        """The largest position up to the limit, where no image has tokens on both sides of it."""
+        inside = {position for start, stop in images for position in range(start + 1, stop)}
+        return next(p for p in range(limit, -1, -1) if p not in inside and self.can_resume(namespace, tokens, p))
 
 
 def stored_in(cache: PrefixCache) -> StoreOracle:

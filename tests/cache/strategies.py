@@ -1,8 +1,11 @@
 """Layouts and chats for Hypothesis: few different tokens, so that chats share, branch and diverge all the time."""
 
+from itertools import pairwise
+
 from hypothesis import strategies as st
 
 from reprise.core.kinds import Chunk, Full, KvKind, Layout, Window
+from reprise.core.tokens import Span
 
 
 def kinds() -> st.SearchStrategy[KvKind]:
@@ -21,6 +24,13 @@ def layouts() -> st.SearchStrategy[Layout]:
 
 def runs(*, max_size: int = 24) -> st.SearchStrategy[tuple[int, ...]]:
     return st.lists(st.integers(0, 2), min_size=1, max_size=max_size).map(tuple)
+
+
+@st.composite
+def spans(draw: st.DrawFn, length: int) -> list[Span]:
+    """Images in a prompt of this length, some of them one behind the other."""
+    cuts = sorted(draw(st.sets(st.integers(0, length), max_size=8)))
+    return [Span(start, stop) for start, stop in pairwise(cuts) if draw(st.booleans())]
 
 
 NAMESPACES = st.sampled_from(["", "", "", "other"])

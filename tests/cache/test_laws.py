@@ -12,7 +12,7 @@ from reprise.core.prompt import BoundaryKind
 from reprise.core.tokens import as_tokens
 from reprise.replay.policies import Lru
 from tests.cache.hash_model import ALIVE, ENTRY_NBYTES, SNAPSHOT_NBYTES, HashSource
-from tests.cache.strategies import BUDGETS, EXAMPLES, NAMESPACES, layouts, runs
+from tests.cache.strategies import BUDGETS, EXAMPLES, NAMESPACES, layouts, runs, spans
 from tests.cache.trial import CacheTrial
 from tests.matrix import examples, now_and_later
 
@@ -57,6 +57,19 @@ def test_without_eviction_all_that_was_stored_is_reused(layout, stored, asked, c
         trial.judge_read(tokens, namespace=namespace)
         trial.judge_read(tokens, namespace=namespace, limit=len(tokens))
     trial.judge_contents()
+
+
+@settings(max_examples=examples(80), deadline=None)
+@given(layout=layouts(), stored=turns(), asked=turns(4), num_lost=st.integers(0, 3), drawn=st.data())
+def test_images_are_reused_whole_or_not_at_all(layout, stored, asked, num_lost, drawn) -> None:
+    trial = CacheTrial(layout)
+    for namespace, tokens in stored:
+        assert trial.commit(tokens, namespace=namespace)
+    for _ in range(num_lost):
+        trial.evict()
+    for namespace, tokens in [*stored, *asked]:
+        images = drawn.draw(spans(len(tokens)))
+        trial.judge_read(tokens, namespace=namespace, limit=len(tokens), spans=images)
 
 
 @settings(max_examples=examples(80), deadline=None)

@@ -11,7 +11,7 @@ from reprise.cache.policy import Policy
 from reprise.cache.prefix_cache import Committed, PrefixCache
 from reprise.core.kinds import KvKind, Layout
 from reprise.core.prompt import BoundaryKind
-from reprise.core.tokens import as_tokens
+from reprise.core.tokens import Span, as_tokens
 from reprise.memory import Memory
 from tests.cache.hash_model import (
     ENTRY_NBYTES,
@@ -220,12 +220,14 @@ class CacheTrial:
         if not self.layout.resumes_anywhere:
             assert num_lost == evicted, "an eviction takes one checkpoint, and nothing else takes any"
 
-    def judge_read(self, tokens: Sequence[int], *, namespace: str = "", limit: int | None = None) -> None:
+    def judge_read(
+        self, tokens: Sequence[int], *, namespace: str = "", limit: int | None = None, spans: Sequence[Span] = ()
+    ) -> None:
         """SAFETY: what is read is what a cold run would hold. REUSE: no better position can be had."""
         run = as_tokens(tokens)
         limit = len(tokens) - 1 if limit is None else limit
         match = self.cache.match(run, namespace=namespace)
-        position = self.cache.resume_at(match, limit=limit)
+        position = self.cache.resume_at(match, limit=limit, spans=spans)
         restore = self.cache.read(match, position)
         self.num_lookups += 3  # match, resume_at, read
         for kind in self.layout.kinds:
@@ -248,13 +250,12 @@ class CacheTrial:
             assert restore.snapshot is None
         if self.cache.evicted_to(match, position) is not None:
             assert (namespace, tuple(tokens[: position + 1])) in self.stored.prefixes, "never there, so never evicted"
-        best = self._best_known(namespace, tokens, limit)
+        best = self._best_known(namespace, tokens, limit, [(span.start, span.stop) for span in spans])
         assert position == best, f"resumes at {position}, but {best} was possible"
 
-    def _best_known(self, namespace: str, tokens: Sequence[int], limit: int) -> int:
-        if self.cache.stats.num_evictions == 0:
-            return self.stored.resume_at(namespace, tokens, limit)
-        return stored_in(self.cache).resume_at(namespace, tokens, limit)
+    def _best_known(self, namespace: str, tokens: Sequence[int], limit: int, images: Sequence[tuple[int, int]]) -> int:
+        known = self.stored if self.cache.stats.num_evictions == 0 else stored_in(self.cache)
+        return known.resume_at(namespace, tokens, limit, images)
 
     @staticmethod
     def positions_needed(kind: KvKind, position: int) -> set[int]:

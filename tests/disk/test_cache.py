@@ -12,6 +12,7 @@ import pytest
 from filelock import FileLock
 
 from reprise.core.errors import DiskUnusable, RepriseError
+from reprise.core.tokens import Span, as_tokens
 from reprise.disk.folders.model_directory import ModelDirectory
 from reprise.disk.records.record import DiskMatch, DiskRecord
 from reprise.disk.store.cache import DiskCache
@@ -76,6 +77,16 @@ def test_a_position_inside_a_block_is_resumed_where_every_position_is(tmp_path: 
         assert found is not None and found.position == 7 and found.keys == (put[0].key, put[1].key)
     with opened(tmp_path / "kv", resumes_anywhere=False) as cache:
         assert find(cache, CHAT, limit=9) is None
+
+
+@pytest.mark.parametrize(("resumes_anywhere", "expected"), [(True, 5), (False, 4)])
+def test_nothing_is_read_up_to_the_middle_of_an_image(tmp_path: Path, expected: int, *, resumes_anywhere: bool) -> None:
+    with opened(tmp_path / "kv", resumes_anywhere=resumes_anywhere) as cache:
+        put_path(cache, CHAT[:4])
+        put_path(cache, CHAT)
+        found = cache.find(as_tokens(CHAT), namespace="", limit=10, spans=[Span(1, 3), Span(5, 11)])
+        assert position(found) == expected
+        assert cache.find(as_tokens(CHAT), namespace="", limit=10, spans=[Span(0, 11)]) is None
 
 
 def test_what_is_there_or_queued_is_not_put_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,6 +45,17 @@ def test_what_is_found_followed_the_same_tokens(pieces: list[tuple[Tokens, bool]
     assert tuple(found.tokens[:1].tolist()) in _continuations(held, tail)
 
 
+def test_an_image_is_a_gap_in_the_text() -> None:
+    history = TokenHistory(_CAPACITY)
+    history.append(as_tokens([1, 2, 3, 4, -77, -78, 5, 6, 7, 8]))
+    history.check()
+    before, behind = history.find(TextEnd([2, 3]), num=8), history.find(TextEnd([5, 6]), num=8)
+    assert before is not None and before.tokens.tolist() == [4]
+    assert behind is not None and behind.tokens.tolist() == [7, 8]
+    assert history.find(TextEnd([3, 4]), num=8) is None
+    assert history.find(TextEnd([-77, -78]), num=8) is None
+
+
 def test_a_repeat_is_found_at_any_distance_within_the_capacity() -> None:
     words = np.random.default_rng(0).integers(0, 100_000, 900)
     history = TokenHistory(_CAPACITY)

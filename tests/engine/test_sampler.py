@@ -123,6 +123,12 @@ def test_penalties_see_the_history_that_was_reused(bench: RunnerWithCache) -> No
     assert expected != greedy_by_hand(6, lambda logprobs, _: logprobs), "the penalty changes nothing here"
 
 
+def test_penalties_look_past_an_image() -> None:
+    sampling = replace(GREEDY, presence_penalty=1.0, presence_context_size=3)
+    sampler = TokenSampler(a_job([4, 5, 6, -8, -9, 7], sampling=sampling), vocab_size=10)
+    assert sampler.shape(mx.zeros(10)).tolist() == [0, 0, 0, 0, 0, -1, -1, -1, 0, 0]
+
+
 def test_presence_and_frequency_look_at_the_latest_tokens(bench: RunnerWithCache) -> None:
     sampling = replace(
         GREEDY, presence_penalty=1.5, presence_context_size=10, frequency_penalty=2.0, frequency_context_size=30

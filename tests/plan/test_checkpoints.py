@@ -5,9 +5,10 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
+from reprise.core.images import Image, PromptImage, outside
 from reprise.core.kinds import Full, Layout, Window
 from reprise.core.prompt import Boundary, BoundaryKind, Prompt
-from reprise.core.tokens import as_tokens
+from reprise.core.tokens import Span, as_tokens
 from reprise.plan.checkpoints import Plan, interval_tokens, make_plan
 
 HYBRID = Layout(kinds=(Full(),), has_snapshots=True)
@@ -15,8 +16,12 @@ TEMPLATE_KINDS = [BoundaryKind.STABLE, BoundaryKind.SYSTEM, BoundaryKind.LAST_US
 INTERVAL = 10
 
 
-def prompt_of(length: int, boundaries: list[Boundary]) -> Prompt:
-    return Prompt(tokens=as_tokens(range(length)), boundaries=tuple(sorted(boundaries)))
+SEEN = Image(content=b"", digest=b"", width=1, height=1)
+
+
+def prompt_of(length: int, boundaries: list[Boundary], spans: list[Span] | None = None) -> Prompt:
+    images = tuple(PromptImage(span=span, image=SEEN, rows=1, columns=len(span)) for span in spans or [])
+    return Prompt(tokens=as_tokens(range(length)), boundaries=tuple(sorted(boundaries)), images=images)
 
 
 @st.composite
@@ -24,8 +29,10 @@ def plans(draw: st.DrawFn) -> tuple[Prompt, int, list[int], Plan]:
     length = draw(st.integers(2, 120))
     at = st.integers(0, length)
     boundaries = draw(st.lists(st.builds(Boundary, at, st.sampled_from(TEMPLATE_KINDS)), max_size=4, unique=True))
-    prompt = prompt_of(length, boundaries)
-    resume_at = draw(st.integers(0, length - 1))
+    # An answer never starts inside an image, so the last token is in none.
+    cuts = sorted(draw(st.sets(st.integers(0, length - 1), max_size=6)))
+    prompt = prompt_of(length, boundaries, [Span(*cuts[at : at + 2]) for at in range(0, len(cuts) - 1, 2)])
+    resume_at = outside(draw(st.integers(0, length - 1)), prompt.spans)
     branches = draw(st.lists(at, max_size=2))
     plan = make_plan(prompt, layout=HYBRID, resume_at=resume_at, end=length - 1, branches=branches, interval=INTERVAL)
     return prompt, resume_at, branches, plan
@@ -35,7 +42,7 @@ def plans(draw: st.DrawFn) -> tuple[Prompt, int, list[int], Plan]:
 def test_what_was_asked_for_is_planned_and_nothing_at_or_below_the_resume(drawn) -> None:
     prompt, resume_at, branches, plan = drawn
     end = len(prompt) - 1
-    asked = {b.position for b in prompt.boundaries} | {end} | set(branches)
+    asked = {outside(at, prompt.spans) for at in (*(b.position for b in prompt.boundaries), end, *branches)}
     assert {at for at in asked if resume_at < at <= end} <= set(plan.positions)
     for checkpoint in plan.checkpoints:
         if checkpoint.kind is not BoundaryKind.INTERVAL:
@@ -45,7 +52,9 @@ def test_what_was_asked_for_is_planned_and_nothing_at_or_below_the_resume(drawn)
 
 @given(plans())
 def test_long_stretches_have_checkpoints_at_multiples_and_none_close_together(drawn) -> None:
-    _, resume_at, _, plan = drawn
+    prompt, resume_at, _, plan = drawn
+    if prompt.images:
+        return
     for low, high in pairwise([Boundary(resume_at, BoundaryKind.STABLE), *plan.checkpoints]):
         assert high.position - low.position <= 2 * INTERVAL
         if BoundaryKind.INTERVAL in (low.kind, high.kind):
@@ -58,8 +67,22 @@ def test_of_several_reasons_for_a_position_the_best_is_kept(drawn) -> None:
     prompt, _, _, plan = drawn
     order = list(BoundaryKind)
     for boundary in prompt.boundaries:
-        if boundary.position in plan.positions:
-            assert order.index(plan.kind_at(boundary.position)) <= order.index(boundary.kind)
+        at = outside(boundary.position, prompt.spans)
+        if at in plan.positions:
+            assert order.index(plan.kind_at(at)) <= order.index(boundary.kind)
+
+
+@given(plans())
+def test_no_checkpoint_is_inside_an_image(drawn) -> None:
+    prompt, _, _, plan = drawn
+    assert all(outside(at, prompt.spans) == at for at in plan.positions)
+
+
+def test_a_long_image_has_one_checkpoint_at_its_start_and_text_behind_it_has_its_own() -> None:
+    prompt = prompt_of(120, [], [Span(15, 72)])
+    plan = make_plan(prompt, layout=HYBRID, resume_at=0, end=119, branches=[40], interval=INTERVAL)
+    assert plan.positions == (15, 80, 90, 100, 110, 119)
+    assert plan.kind_at(15) is BoundaryKind.BRANCH
 
 
 def test_a_position_that_was_not_planned_is_a_branch() -> None:

@@ -7,7 +7,8 @@ state was committed, as for recurrent layers.
 
 from dataclasses import dataclass, field
 
-from reprise.core.tokens import Tokens, common_prefix
+from reprise.core.images import outside
+from reprise.core.tokens import Span, Tokens, common_prefix
 from reprise.schedule.decide import decide
 from reprise.schedule.sharing import common_prefix_lengths
 from reprise.schedule.state import (
@@ -37,6 +38,7 @@ class SimulatedRequest:
     leaves_s: float | None = None
     is_lost: bool = False
     checkpoints: tuple[int, ...] = ()
+    spans: tuple[Span, ...] = ()
     live_nbytes: int = 0
     is_auxiliary: bool = False
     is_settle: bool = False
@@ -76,11 +78,13 @@ class Store:
     def commit(self, tokens: Tokens, position: int) -> None:
         self.states.append(tokens[:position])
 
-    def match(self, tokens: Tokens) -> int:
+    def match(self, request: SimulatedRequest) -> int:
         best = 0
         for state in self.states:
-            common = common_prefix(tokens[:-1], state)
-            if self.resumes_anywhere or common == len(state):
+            common = common_prefix(request.tokens[:-1], state)
+            if self.resumes_anywhere:
+                best = max(best, outside(common, request.spans))
+            elif common == len(state) == outside(common, request.spans):
                 best = max(best, common)
         return best
 
@@ -144,6 +148,7 @@ class Simulation:
                         resume_at=job.resume_at,
                         common_prefix_lengths=job.shares,
                         live_nbytes=request.live_nbytes,
+                        spans=request.spans,
                         can_batch=request.can_batch,
                         is_auxiliary=request.is_auxiliary,
                         is_settle=request.is_settle,
@@ -161,6 +166,7 @@ class Simulation:
                         checkpoints=request.checkpoints,
                         stored=job.stored,
                         common_prefix_lengths=job.shares,
+                        spans=request.spans,
                         can_batch=request.can_batch,
                         is_auxiliary=request.is_auxiliary,
                         is_settle=request.is_settle,
@@ -204,7 +210,7 @@ class Simulation:
             return
         live = {job_id: job.request.tokens for job_id, job in self.jobs.items()}
         self.jobs[request.id] = SimulatedJob(
-            request, self.store.match(request.tokens), common_prefix_lengths(request.tokens, live)
+            request, self.store.match(request), common_prefix_lengths(request.tokens, live)
         )
         self.report.num_prefilled[request.id] = 0
         self.report.most_waiting = max(self.report.most_waiting, len(queued) + 1)
@@ -216,7 +222,7 @@ class Simulation:
             self._commit(self.jobs[job_id])
         for job_id in step.admit:
             job = self.jobs[job_id]
-            job.position = job.stored = self.store.match(job.request.tokens)
+            job.position = job.stored = self.store.match(job.request)
         if step.decode:
             self._decode(step)
         if step.prefill:
@@ -268,7 +274,7 @@ class Simulation:
         """The waiting jobs that may now go on from what `source` has committed."""
         for job_id, job in self.jobs.items():
             if job.is_waiting and (source.request.id in job.shares or job_id in source.shares):
-                job.resume_at = self.store.match(job.request.tokens)
+                job.resume_at = self.store.match(job.request)
 
 
 def check_step(state: SchedulerState, step: Step, limits: SchedulerLimits) -> None:
@@ -282,13 +288,18 @@ def check_step(state: SchedulerState, step: Step, limits: SchedulerLimits) -> No
     assert len({group.key for group in step.decode}) == len(step.decode)
     running = {job.id: job for job in state.prefilling}
     assert len({piece.id for piece in step.prefill}) == len(step.prefill)
-    assert sum(len(piece) for piece in step.prefill) <= limits.prefill_chunk
+    longest = max((len(span) for job in state.prefilling for span in job.spans), default=0)
+    most = max(limits.prefill_chunk, longest) if limits.whole_images else limits.prefill_chunk
+    assert sum(len(piece) for piece in step.prefill) <= most
     assert bool(step.prefill) == bool(state.prefilling), "whoever is admitted goes on"
     for piece in step.prefill:
         job = running[piece.id]
         assert piece.start == job.position
         assert not any(piece.start < stop < piece.stop for stop in (*job.checkpoints, job.end))
         assert piece.is_checkpoint or piece.stop not in job.checkpoints
+        assert outside(piece.stop, job.spans) == piece.stop or not (limits.whole_images or piece.is_checkpoint)
+        if any(span.stop > job.position for span in job.spans):
+            assert len(step.prefill) == 1, "rows with images share no pass"
     if not limits.can_batch:
         assert len(step.prefill) <= 1
         assert all(len(group.ids) == 1 for group in step.decode)

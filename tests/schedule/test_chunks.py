@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from reprise.core.tokens import Span
 from reprise.schedule.passes import chunk_tokens, next_stop, plan_pass
 from reprise.schedule.state import PrefillingJob, SchedulerLimits, Speed
 
@@ -112,6 +113,26 @@ def test_rows_that_cannot_be_batched_stay_apart() -> None:
 def test_a_few_ragged_prompts_go_one_by_one() -> None:
     plan = plan_pass([job("a", 0, 1), job("b", 0, 2), job("c", 0, 3)], {}, 2048, LIMITS)
     assert [one.id for one in plan.jobs] == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("position", "budget", "expected"), [(0, 100, 40), (0, 30, 30), (40, 16, 160), (40, 300, 210), (200, 300, 50)]
+)
+def test_a_slice_ends_before_an_image_or_holds_it_whole(position: int, budget: int, expected: int) -> None:
+    one = replace(job("a", position, 250), spans=(Span(40, 200),))
+    assert plan_pass([one], {}, budget, replace(LIMITS, whole_images=True)).length == expected
+    # Where an image is read from left to right, it may be cut.
+    assert plan_pass([one], {}, budget, LIMITS).length == min(budget, 250 - position)
+
+
+def test_who_has_images_ahead_runs_alone() -> None:
+    sees, text, saw = (
+        replace(job("a", 50, 150), spans=(Span(60, 70),)),
+        job("b", 50, 150),
+        replace(job("c", 50, 150), spans=(Span(20, 50),)),
+    )
+    assert plan_pass([sees, text, saw], {}, 2048, LIMITS).jobs == (sees,)
+    assert plan_pass([text, sees, saw], {}, 2048, LIMITS).jobs == (text, saw)
 
 
 def test_many_ragged_prompts_take_as_many_passes_as_bits() -> None:

@@ -9,13 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reprise.core.tokens import Tokens, as_tokens
+from reprise.core.images import outside
+from reprise.core.tokens import Span, Tokens, as_tokens
 from reprise.schedule.state import SchedulerLimits
 from tests.matrix import examples
 from tests.schedule.simulated import PASS_S, PREFILL_TOKENS_PER_S, SimulatedRequest, Simulation, SimulationReport
 
 EXACT = SchedulerLimits(min_shared=1, prefill_chunk=64, max_batch=3, short_slice=24)
 SNAPSHOTS = replace(EXACT, resumes_anywhere=False)
+WHOLE = replace(SNAPSHOTS, whole_images=True, prefill_chunk=16, min_chunk=8)
 LAYOUTS = pytest.mark.parametrize("limits", [EXACT, SNAPSHOTS], ids=["anywhere", "snapshots"])
 
 
@@ -41,11 +43,27 @@ def prompts(draw: st.DrawFn) -> Tokens:
 
 
 @st.composite
-def crowds(draw: st.DrawFn, *, is_burst: bool = False, may_leave: bool = True) -> list[SimulatedRequest]:
+def seen(draw: st.DrawFn) -> tuple[Tokens, tuple[Span, ...]]:
+    """The same with images: runs of ids below zero behind a token that all images begin with."""
+    run: list[int] = []
+    spans: list[Span] = []
+    for kind, length in draw(st.lists(st.tuples(st.integers(-2, 2), st.integers(2, 40)), min_size=1, max_size=4)):
+        if kind < 0:
+            spans.append(Span(len(run), len(run) + length))
+        first = 100_000 * kind - 1000 * length
+        run += [9, *range(first, first + length - 1)] if kind < 0 else [kind] * length
+    return as_tokens([*run, 5]), tuple(spans)
+
+
+@st.composite
+def crowds(
+    draw: st.DrawFn, *, is_burst: bool = False, may_leave: bool = True, has_images: bool = False
+) -> list[SimulatedRequest]:
     times = st.just(0.0) if is_burst else st.floats(0, 0.6).map(lambda t: round(t, 3))
     requests: list[SimulatedRequest] = []
     for index in range(draw(st.integers(1, 9))):
-        tokens = draw(prompts())
+        tokens, spans = draw(seen()) if has_images else (draw(prompts()), ())
+        marks = draw(st.sets(st.integers(0, len(tokens)), max_size=2))
         leaves = draw(st.none() | st.floats(0.01, 1.0)) if may_leave else None
         requests.append(
             SimulatedRequest(
@@ -55,7 +73,8 @@ def crowds(draw: st.DrawFn, *, is_burst: bool = False, may_leave: bool = True) -
                 max_tokens=draw(st.integers(0, 6)),
                 leaves_s=leaves,
                 is_lost=draw(st.booleans()),
-                checkpoints=tuple(sorted(draw(st.sets(st.integers(0, len(tokens)), max_size=2)))),
+                checkpoints=tuple(sorted({outside(mark, spans) for mark in marks})),
+                spans=spans,
                 live_nbytes=draw(st.integers(0, 3)),
                 is_auxiliary=draw(st.booleans()),
                 can_batch=draw(st.booleans()),
@@ -94,6 +113,26 @@ def test_a_burst_computes_each_token_once(
     report = run(requests, replace(limits, min_shared=min_shared))
     # The last token of each prompt is always computed, and what is not worth waiting for.
     assert sum(report.num_prefilled.values()) <= num_unique(r.tokens for r in requests) + min_shared * len(requests)
+
+
+@pytest.mark.parametrize("limits", [EXACT, SNAPSHOTS, WHOLE], ids=["anywhere", "snapshots", "whole"])
+@settings(deadline=None, max_examples=examples(60))
+@given(requests=crowds(is_burst=True, may_leave=False, has_images=True))
+def test_a_burst_computes_each_image_once(limits: SchedulerLimits, requests: list[SimulatedRequest]) -> None:
+    report = run(requests, limits)
+    # Another image begins with the same token, which is computed with it.
+    alike = sum(len(request.spans) for request in requests)
+    assert sum(report.num_prefilled.values()) <= num_unique(r.tokens for r in requests) + len(requests) + alike
+
+
+@pytest.mark.parametrize("limits", [EXACT, WHOLE], ids=["cut", "whole"])
+@settings(deadline=None, max_examples=examples(40))
+@given(requests=crowds(has_images=True))
+def test_requests_with_images_come_and_leave_and_each_ends(
+    limits: SchedulerLimits, requests: list[SimulatedRequest]
+) -> None:
+    report = run(requests, limits, room_nbytes=4)
+    assert set(report.ended_s) == {request.id for request in requests}
 
 
 @settings(deadline=None, max_examples=examples(80))

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from reprise.cache.node import Checkpoint, GhostPath, Node, Segment, Walk
 from reprise.cache.payload import Payload, SegmentPayload, SharedPayload
+from reprise.core.images import outside
 from reprise.core.kinds import Full, KvKind, Layout, best_position
 from reprise.core.tokens import Span, Tokens, covers, subtract, union
 
@@ -74,9 +75,21 @@ def match_of(walked: Walk, tokens: Tokens, namespace: str) -> Match:
     )
 
 
-def resume_position(layout: Layout, match: Match, limit: int) -> int:
+def resume_position(layout: Layout, match: Match, limit: int, *, spans: Sequence[Span] = ()) -> int:
+    """The largest position ≤ `limit` at which every layer can resume, and that is not inside one of the `spans`.
+
+    0 if there is none.
+    """
+    position = min(limit, match.length)
+    while True:
+        found = _stored_position(layout, match, outside(position, spans))
+        if found == position:
+            return position
+        position = found
+
+
+def _stored_position(layout: Layout, match: Match, limit: int) -> int:
     """The largest position ≤ `limit` at which every layer can resume; 0 if there is none."""
-    limit = min(limit, match.length)
     if layout.has_snapshots:
         # Exactly the checkpoints are resumable: only they have snapshots (`check()` verifies the rest).
         below = (node.checkpoints.highest(limit) for node in reversed(match.walk.nodes))

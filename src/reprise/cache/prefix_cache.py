@@ -42,7 +42,7 @@ from reprise.core.job import Lineage
 from reprise.core.kinds import Full, KvKind, Layout
 from reprise.core.pin import Pin, PinList, pin_id
 from reprise.core.prompt import BoundaryKind
-from reprise.core.tokens import Tokens, join_tokens
+from reprise.core.tokens import Span, Tokens, join_tokens
 from reprise.memory import Account, Memory
 
 _LEAST_CHANCE = 0.1
@@ -128,14 +128,17 @@ class PrefixCache:
         """How far the tree agrees with `tokens`. O(length of the match)."""
         return match_of(self.tree.walk(tokens, namespace), tokens, namespace)
 
-    def resume_at(self, match: Match, *, limit: int) -> int:
-        """The largest position ≤ `limit` at which every layer can resume; 0 if there is none."""
-        return resume_position(self.layout, match, limit)
+    def resume_at(self, match: Match, *, limit: int, spans: Sequence[Span] = ()) -> int:
+        """The largest position ≤ `limit` at which every layer can resume; 0 if there is none.
 
-    def lookup(self, tokens: Tokens, limit: int, *, namespace: str = "") -> Found:
+        `spans`: the prompt's images, which are reused whole or not at all.
+        """
+        return resume_position(self.layout, match, limit, spans=spans)
+
+    def lookup(self, tokens: Tokens, limit: int, *, namespace: str = "", spans: Sequence[Span] = ()) -> Found:
         """The match of `tokens`, and `resume_at` for it."""
         match = self.match(tokens, namespace=namespace)
-        return Found(self.resume_at(match, limit=limit), match)
+        return Found(self.resume_at(match, limit=limit, spans=spans), match)
 
     def read(self, match: Match, position: int) -> Restore:
         """What is needed to resume at `position`, a result of `resume_at` for the same match."""

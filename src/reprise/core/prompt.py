@@ -1,10 +1,11 @@
 """A rendered prompt: its tokens and the positions where its parts end."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
-from reprise.core.images import PromptImage
-from reprise.core.tokens import Tokens
+from reprise.core.images import PromptImage, outside
+from reprise.core.tokens import Span, Tokens, own_tokens
 
 
 class BoundaryKind(StrEnum):
@@ -56,6 +57,21 @@ class Prompt:
 
     def __len__(self) -> int:
         return len(self.tokens)
+
+    def up_to(self, position: int, boundaries: Iterable[Boundary] | None = None) -> "Prompt":
+        """Its first `position` tokens as a prompt of its own, or fewer where that would cut an image.
+
+        With its own boundaries up to there, or these.
+        """
+        end = outside(position, self.spans)
+        kept = [b for b in (self.boundaries if boundaries is None else boundaries) if b.position <= end]
+        images = tuple(each for each in self.images if each.span.stop <= end)
+        return Prompt(tokens=own_tokens(self.tokens[:end]), boundaries=tuple(sorted(kept)), images=images)
+
+    @property
+    def spans(self) -> tuple[Span, ...]:
+        """Where its images stand."""
+        return tuple(each.span for each in self.images)
 
     @property
     def stable_at(self) -> int | None:

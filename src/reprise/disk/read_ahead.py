@@ -121,13 +121,17 @@ class ReadAhead:
 
     def reach(self, request: TierRequest) -> int:
         """The position at which the request's prompt could resume from disk; 0 if nothing matches."""
-        found = self._disk.find(request.prompt.tokens, namespace=request.namespace, limit=request.end)
+        found = self._on_disk(request)
         return found.position if found is not None else 0
+
+    def _on_disk(self, request: TierRequest) -> DiskMatch | None:
+        prompt = request.prompt
+        return self._disk.find(prompt.tokens, namespace=request.namespace, limit=request.end, spans=prompt.spans)
 
     def begin(self, request: TierRequest) -> bool:
         """Start or join a read for a request about to be admitted. Returns whether it has to wait for it."""
         tokens, namespace = request.prompt.tokens, request.namespace
-        held, match = self._cache.lookup(tokens, request.end, namespace=namespace)
+        held, match = self._cache.lookup(tokens, request.end, namespace=namespace, spans=request.prompt.spans)
         if self._waits_for_scan(request, held=held):
             return True
         found = self._find(request, held=held)
@@ -208,7 +212,7 @@ class ReadAhead:
         is_suspended = time.monotonic() < self._suspended_until_s
         if request.reading.num_loads >= _MOST_LOADS or request.end - held < MIN_TOKENS or is_suspended:
             return None
-        found = self._disk.find(request.prompt.tokens, namespace=request.namespace, limit=request.end)
+        found = self._on_disk(request)
         return found if found is not None and found.position - held >= MIN_TOKENS else None
 
     def _may_fit(self, position: int, needed: int) -> bool:
@@ -384,7 +388,9 @@ class ReadAhead:
         return committed
 
     def _resume_at(self, request: TierRequest) -> int:
-        return self._cache.lookup(request.prompt.tokens, request.end, namespace=request.namespace).position
+        prompt = request.prompt
+        found = self._cache.lookup(prompt.tokens, request.end, namespace=request.namespace, spans=prompt.spans)
+        return found.position
 
     def _end(self, read: _PathRead) -> None:
         read.fetch.cancel()

@@ -34,7 +34,8 @@ _LARGE = 1 << 14
 _COPIED = 5
 """So many tokens are copied for each one appended, once three quarters are full: four would be just enough."""
 _GAP = -1
-"""Separates pieces of text that do not follow each other. Token ids are never negative."""
+"""Separates pieces of text that do not follow each other, and stands for each placeholder of an image. Token ids are
+never negative."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -89,6 +90,7 @@ class TokenHistory:
     def append(self, tokens: Tokens, *, follows: bool = False) -> None:
         """Append tokens. `follows`: they continue the last ones, without a gap. O(tokens), amortised."""
         follows = follows or self.end == 0
+        tokens = np.maximum(tokens, _GAP)
         run = tokens if follows else np.concatenate([np.full(1, _GAP, np.int32), tokens])
         if len(run) > self._capacity:
             run = run[-self._capacity :]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
-from reprise.core.prompt import Prompt
 from reprise.engine.running.runner import LiveSequence
 from reprise.loop.prefixes import RequestPrefixes
 from reprise.loop.request_table import RequestTable
@@ -58,7 +58,7 @@ class Preemption:
         sampler = self._sequences.runner.pause(request.live)
         preempted = request.preempted
         if sampler is not None:
-            prompt = Prompt(tokens=request.tokens, boundaries=request.job.prompt.boundaries)
+            prompt = replace(request.job.prompt, tokens=request.tokens)
             preempted = Preempted(prompt=prompt, sampler=sampler)
         beside = frozenset(other.id for other in self.running if other is not request)
         self._requests.release(request, Waiting(preempted=preempted, preempted_beside=beside))

@@ -11,6 +11,7 @@ from reprise.cache.lookup import Match
 from reprise.cache.node import Lease
 from reprise.core.allowance import StepAllowance
 from reprise.core.clock import Clock
+from reprise.core.images import outside
 from reprise.core.job import Purpose
 from reprise.core.outcome import Reason
 from reprise.core.prompt import BoundaryKind
@@ -108,7 +109,7 @@ class RequestPrefixes:
         else:
             request.phase.row = self._cache.row_at(match) if request.may_sample_at_once else None
             limit = len(request.prompt) if request.phase.row is not None else request.reusable
-            request.phase.resume_at = self._cache.resume_at(match, limit=limit)
+            request.phase.resume_at = self._cache.resume_at(match, limit=limit, spans=request.prompt.spans)
             request.stored = max(request.stored, request.phase.resume_at)
             if request.stats.admission is None:
                 request.stats.matched = match.length
@@ -286,11 +287,16 @@ class RequestPrefixes:
         if not isinstance(phase, Prefilling | Decoding):
             return
         self._runner.catch_up(phase.live)
-        if request.position <= phase.plan.resume_at:
+        if request.position <= phase.plan.resume_at or not self._is_of_use(request):
             return
         is_decoding = isinstance(phase, Decoding)
         self.store(request, request.position, BoundaryKind.GENERATION_END if is_decoding else BoundaryKind.INTERVAL)
         self.note_settled(request)
+
+    def _is_of_use(self, request: RunningRequest) -> bool:
+        """Whether anyone can resume from what it has computed: where snapshots are needed, not inside an image."""
+        at = request.position
+        return self._cache.layout.resumes_anywhere or outside(at, request.prompt.spans) == at
 
     def store_for_repeats(self, request: RunningRequest) -> None:
         """After the first token, commit the state at the end of the prompt, for exact repeats.

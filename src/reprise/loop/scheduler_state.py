@@ -29,6 +29,7 @@ def scheduler_limits(runner: Runner, settings: Settings) -> SchedulerLimits:
         max_stall_s=settings.max_stall_ms / 1000,
         can_batch=runner.can_batch,
         resumes_anywhere=loaded.blueprint.layout.resumes_anywhere,
+        whole_images=loaded.blueprint.whole_images,
     )
 
 
@@ -72,6 +73,7 @@ def _waiting(request: RunningRequest, phase: Waiting, sequences: SequencePool) -
         resume_at=min(resume_at, num_prompt - 1),
         common_prefix_lengths=request.common_prefix_lengths,
         live_nbytes=sequences.estimate_to_admit(num_prompt, resume_at),
+        spans=request.prompt.spans,
         preempted_beside=phase.preempted_beside,
         is_auxiliary=request.is_auxiliary,
         is_settle=request.is_settle,
@@ -88,6 +90,7 @@ def _prefilling(request: RunningRequest, phase: Prefilling, layout: Layout) -> P
         checkpoints=phase.plan.positions,
         stored=request.stored,
         common_prefix_lengths=request.common_prefix_lengths,
+        spans=request.prompt.spans,
         can_batch=_can_batch(request.position, layout),
         is_auxiliary=request.is_auxiliary,
         is_settle=request.is_settle,

@@ -306,12 +306,13 @@ class Worker:
                 if isinstance(other.phase, SettlingDraft):
                     other.phase.draft.pause()
         self.requests.add(request)
+        model = self._draft_model_for(request)
         if self.drafts is not None and job.purpose is Purpose.GENERATE:
             request.drafts = self.drafts.start(
                 job.prompt.tokens,
                 namespace=job.namespace,
                 prediction=job.prediction,
-                computed=self.draft_model.follow(request) if self.draft_model is not None else None,
+                computed=model.follow(request) if model is not None else None,
             )
         self.requests.run_isolated(request, self._look_up)
 
@@ -323,9 +324,13 @@ class Worker:
             self.prefixes.keep_pins(request)
             self._end_prompt(request)
 
+    def _draft_model_for(self, request: RunningRequest) -> DraftModel | None:
+        """The draft model, if there is one: it reads text alone."""
+        return self.draft_model if not request.job.prompt.images else None
+
     def _end_prompt(self, request: RunningRequest) -> None:
         """All is stored that a request without an answer is for: finish it, if its draft model has that, too."""
-        model = self.draft_model
+        model = self._draft_model_for(request)
         settle = model.settle(request) if model is not None and request.is_settle else None
         if settle is None:
             self.requests.finish(request, FinishReason.DONE)

@@ -4,6 +4,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from itertools import pairwise
 
+from reprise.core.images import outside
 from reprise.core.kinds import Layout
 from reprise.core.prompt import Boundary, BoundaryKind, Prompt
 
@@ -71,21 +72,25 @@ def make_plan(
     after the whole prompt are stored, and `resume_at` is its length.
 
     A model that resumes anywhere needs no checkpoints. Others get one at every boundary of the template, the branches,
-    the end, and at multiples of N in the long stretches between.
+    the end, and at multiples of N in the long stretches between. One that falls inside an image moves to its start.
     """
     if layout.resumes_anywhere or has_row:
         return Plan(resume_at=resume_at, end=end, has_row=has_row)
-    wanted = [b for b in prompt.boundaries if resume_at < b.position <= end]
-    wanted += [Boundary(at, BoundaryKind.BRANCH) for at in branches if resume_at < at <= end]
+    spans = prompt.spans
+    asked = [*prompt.boundaries, *(Boundary(at, BoundaryKind.BRANCH) for at in branches)]
     if end > resume_at:
-        wanted.append(Boundary(end, BoundaryKind.PROMPT_END))
+        asked.append(Boundary(end, BoundaryKind.PROMPT_END))
+    placed = [Boundary(outside(b.position, spans), b.kind) for b in asked]
+    wanted = [b for b in placed if resume_at < b.position <= end]
     fixed = sorted({b.position for b in wanted} | {resume_at})
     for low, high in pairwise(fixed):
         # Multiples of N, so that prompts with a common prefix share positions; not close to another checkpoint, where
         # they would save little.
         first = (low + interval // 2) // interval + 1
         for position in range(first * interval, high - interval // 2, interval):
-            wanted.append(Boundary(position, BoundaryKind.INTERVAL))
+            at = outside(position, spans)
+            if at > low:
+                wanted.append(Boundary(at, BoundaryKind.INTERVAL))
     best: dict[int, Boundary] = {}
     for boundary in sorted(wanted, key=lambda b: _PRIORITY.index(b.kind)):
         best.setdefault(boundary.position, boundary)

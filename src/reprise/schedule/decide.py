@@ -159,7 +159,12 @@ def _admissible(
 def _admitted(job: WaitingJob) -> PrefillingJob:
     """The job as it will be once admitted, without its checkpoints."""
     return PrefillingJob(
-        id=job.id, arrived_s=job.arrived_s, position=job.resume_at, end=job.prompt_len, can_batch=job.can_batch
+        id=job.id,
+        arrived_s=job.arrived_s,
+        position=job.resume_at,
+        end=job.prompt_len,
+        spans=job.spans,
+        can_batch=job.can_batch,
     )
 
 

@@ -1,7 +1,9 @@
 """The passes of a step: which jobs a prefill pass serves and how many tokens it has, and which rows decode together.
 
 A slice ends at the job's next stop (a checkpoint, a divergence point or the end) or at the chunk size, whichever comes
-first. Slices of several jobs share a pass only if they have the same length: prefill is never padded.
+first. Slices of several jobs share a pass only if they have the same length: prefill is never padded. Where a pass must
+hold an image whole, a slice ends before it or, if it begins with it, behind it. A job with images ahead of it runs
+alone.
 
 Decode rows are grouped by similar length, so that a long row does not cost short ones much padding: all rows of a group
 are padded to its longest. Groups are merged while the total padding stays below half of the limit, and split when it
@@ -54,7 +56,7 @@ class Pass:
 def plan_pass(
     jobs: Sequence[PrefillingJob], divergence_points: DivergencePoints, budget: int, limits: SchedulerLimits
 ) -> Pass:
-    """The next pass: a slice of the first job, and slices of others if that saves passes.
+    """The next pass, of at most `budget` tokens or one image: a slice of the first job, and of others to save passes.
 
     `jobs` in order of priority, at least one. A long slice runs alone. Short ones of equal length run together; ragged
     ones are cut into powers of two if that takes far fewer passes than one per job.
@@ -62,8 +64,8 @@ def plan_pass(
     head = jobs[0]
     to_stop = {job.id: next_stop(job, divergence_points) - job.position for job in jobs}
     length = to_stop[head.id]
-    alone = Pass(jobs=(head,), length=min(length, budget))
-    if not (limits.can_batch and head.can_batch) or length >= min(limits.short_slice, budget):
+    alone = Pass(jobs=(head,), length=_beside_images(head, min(length, budget), limits))
+    if not (limits.can_batch and head.can_batch) or length >= min(limits.short_slice, budget) or _has_images(head):
         return alone
     short = [job for job in jobs if to_stop[job.id] < limits.short_slice and _fits_beside(job, head)]
     lengths = {to_stop[job.id] for job in short}
@@ -80,11 +82,25 @@ def plan_pass(
     return Pass(jobs=tuple(taking[: budget // length]), length=length)
 
 
+def _beside_images(job: PrefillingJob, length: int, limits: SchedulerLimits) -> int:
+    """The length of the job's next slice, of at most `length` tokens unless the image it begins with has more."""
+    stop = job.position + length
+    cut = next((span for span in job.spans if span.start < stop < span.stop), None)
+    if cut is None or not limits.whole_images:
+        return length
+    return (cut.start if cut.start > job.position else cut.stop) - job.position
+
+
+def _has_images(job: PrefillingJob) -> bool:
+    """Whether it has images that are not computed yet."""
+    return len(job.spans) > 0 and job.spans[-1].stop > job.position
+
+
 def _fits_beside(job: PrefillingJob, head: PrefillingJob) -> bool:
     # Rows of a pass are padded to the longest, so rows of very different lengths run separately.
     low, high = sorted((job.position, head.position))
     # A row without state cannot be batched with rows that have state.
-    return job.can_batch and (low > 0 or high == 0) and high <= 2 * low + 512
+    return job.can_batch and (low > 0 or high == 0) and high <= 2 * low + 512 and not _has_images(job)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ job never waits, so there are no cycles.
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
+from reprise.core.images import outside
 from reprise.core.tokens import Tokens, common_prefix
 from reprise.schedule.state import DecodingJob, PrefillingJob, SchedulerLimits, WaitingJob
 
@@ -42,7 +43,7 @@ class Sharing:
 def divergence_point(follower: WaitingJob, leader: WaitingJob | PrefillingJob | DecodingJob) -> int:
     """The last position at which the follower could resume from the leader's state; 0 if they share nothing.
 
-    It lies within the leader's prompt, and leaves the follower at least one token.
+    It lies within the leader's prompt, outside of the follower's images, and leaves the follower at least one token.
     """
     # Each job knows the jobs that arrived before it.
     common = follower.common_prefix_lengths.get(leader.id, leader.common_prefix_lengths.get(follower.id, 0))
@@ -53,7 +54,7 @@ def divergence_point(follower: WaitingJob, leader: WaitingJob | PrefillingJob | 
             reach = leader.prompt_len
         case DecodingJob():
             reach = leader.length
-    return min(common, reach, follower.prompt_len - 1)
+    return outside(min(common, reach, follower.prompt_len - 1), follower.spans)
 
 
 def is_worth_waiting(follower: WaitingJob, wait_until: int, limits: SchedulerLimits) -> bool:

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from math import ceil
 
+from reprise.core.tokens import Span
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerLimits:
@@ -38,6 +40,8 @@ class SchedulerLimits:
     """A job precedes every later one after waiting this many times its own prefill time."""
     side_grace_s: float = 1.0
     """How long an auxiliary request gives way to all others."""
+    whole_images: bool = False
+    """Whether a pass must hold an image whole, since its tokens attend to each other both ways."""
 
     def __post_init__(self) -> None:
         assert self.max_batch > 0, self
@@ -186,6 +190,8 @@ class WaitingJob:
     preempted_beside: frozenset[str] = frozenset()
     """The jobs that continued when it was preempted for lack of memory. While all of them run, it has no more room
     than then, whatever the estimate says."""
+    spans: tuple[Span, ...] = ()
+    """Its images, in order."""
     can_batch: bool = True
     is_auxiliary: bool = False
     """A short request besides the chats (a title, tags): gives way for `SchedulerLimits.side_grace_s`."""
@@ -214,6 +220,8 @@ class PrefillingJob:
     stored: int = 0
     """``[0, stored)`` of its prompt is committed, or was refused by the cache."""
     common_prefix_lengths: Mapping[str, int] = field(default_factory=_no_shares)
+    spans: tuple[Span, ...] = ()
+    """Its images, in order."""
     can_batch: bool = True
     is_auxiliary: bool = False
     is_settle: bool = False

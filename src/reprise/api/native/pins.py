@@ -17,7 +17,6 @@ from reprise.api.wire.context import InContext, ModelName, Namespace, OfServer
 from reprise.core.errors import BadRequest, NotFound, OutOfMemory
 from reprise.core.pin import Pin, PinList, pin_id
 from reprise.core.prompt import Boundary, BoundaryKind, Prompt
-from reprise.core.tokens import own_tokens
 
 
 class PinBody(PrefillBody):
@@ -45,9 +44,7 @@ async def pinned_prefix(body: PrefillBody, service: ChatService, *, namespace: s
     prompt = await service.prefix(prefix, namespace=namespace, until=until)
     ends = [b.position for b in prompt.boundaries if b.kind is BoundaryKind.STABLE and b.position > 0]
     end = max(ends, default=len(prompt)) if until is None else len(prompt)
-    inside = (boundary for boundary in prompt.boundaries if boundary.position <= end)
-    marked = {*inside, Boundary(end, BoundaryKind.EXPLICIT)}
-    return Prompt(tokens=own_tokens(prompt.tokens[:end]), boundaries=tuple(sorted(marked)))
+    return prompt.up_to(end, {*prompt.boundaries, Boundary(end, BoundaryKind.EXPLICIT)})
 
 
 router = api_router("Server")

@@ -13,7 +13,6 @@ from cachetools import FIFOCache
 from reprise.api.service.caller import Caller
 from reprise.core.job import EndedChat, Lineage
 from reprise.core.prompt import Boundary, BoundaryKind, Prompt
-from reprise.core.tokens import own_tokens
 
 _MOST_AGENTS = 256
 """Of one namespace; those that were silent longest are forgotten first."""
@@ -212,7 +211,7 @@ def _beginning_at(prompt: Prompt) -> int:
 
 
 def _cut(prompt: Prompt, at: int) -> Prompt:
-    return Prompt(tokens=own_tokens(prompt.tokens[:at]), boundaries=(Boundary(at, BoundaryKind.SYSTEM),))
+    return prompt.up_to(at, [Boundary(at, BoundaryKind.SYSTEM)])
 
 
 def _digest(prompt: Prompt) -> bytes:

@@ -14,7 +14,7 @@ from reprise.chat.text_model import TextModel
 from reprise.core.errors import BadRequest
 from reprise.core.job import NO_LINEAGE, Constraint, Job, Lineage, Purpose, Thinking
 from reprise.core.prompt import BoundaryKind, Prompt
-from reprise.core.tokens import Tokens, own_tokens
+from reprise.core.tokens import Tokens
 
 # A detokenizer needs the token before to know whether a space begins the text; a few are plenty.
 _NUM_CONTEXT = 8
@@ -147,5 +147,4 @@ def cut_at(prompt: Prompt, kind: BoundaryKind) -> Prompt:
         raise BadRequest(
             "This chat template cannot render a system prompt alone. Add a user message.", param="messages"
         )
-    boundaries = tuple(boundary for boundary in prompt.boundaries if boundary.position <= end)
-    return Prompt(tokens=own_tokens(prompt.tokens[:end]), boundaries=boundaries)
+    return prompt.up_to(end)

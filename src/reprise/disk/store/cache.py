@@ -14,6 +14,7 @@ from threading import Lock, Thread
 import numpy as np
 
 from reprise.core.backend import StoredText
+from reprise.core.images import outside
 from reprise.core.inspection import DiskTree, OnDisk
 from reprise.core.tokens import Span, Tokens, as_tokens
 from reprise.disk.folders.bucket import ObjectBucket
@@ -127,12 +128,16 @@ class DiskCache:
 
     # Queries. They change nothing and read no file.
 
-    def find(self, tokens: Tokens, *, namespace: str, limit: int) -> DiskMatch | None:
-        """The largest position ≤ `limit` that can be resumed from disk, or None."""
+    def find(self, tokens: Tokens, *, namespace: str, limit: int, spans: Sequence[Span] = ()) -> DiskMatch | None:
+        """The largest position ≤ `limit` outside of the `spans` that can be resumed from disk, or None."""
+        root = self.root(namespace)
         with self._store.changed:
             if self._is_unreadable(namespace):
                 return None
-            return self._store.index.find(tokens, root=self.root(namespace), namespace=namespace, limit=limit)
+            while True:
+                found = self._store.index.find(tokens, root=root, namespace=namespace, limit=limit)
+                if found is None or (limit := outside(found.position, spans)) == found.position:
+                    return found
 
     def common_length(self, tokens: Tokens, *, namespace: str) -> int:
         """How far the tokens agree with a path on disk, resumable there or not."""

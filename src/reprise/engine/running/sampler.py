@@ -49,7 +49,8 @@ class TokenSampler:
         self._context = max(
             sampling.repetition_context_size, sampling.presence_context_size, sampling.frequency_context_size
         )
-        self._history = [int(t) for t in job.prompt.tokens[-self._context :]] if self._processors else []
+        said = job.prompt.tokens[job.prompt.tokens >= 0] if self._processors else job.prompt.tokens[:0]
+        self._history: list[int] = said[-self._context :].tolist()
         self._constraint: Constraint | None = job.constraint() if job.constraint is not None else None
         # Checked once: `isinstance` of a protocol takes longer than a draft look-up.
         self._forcing = self._constraint if isinstance(self._constraint, ForcingConstraint) else None

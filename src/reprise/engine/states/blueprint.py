@@ -66,6 +66,8 @@ class Blueprint:
     """The layer states of a model, in the model's order."""
 
     specs: tuple[Spec, ...]
+    whole_images: bool = False
+    """Whether a pass must hold an image whole, since its tokens attend to each other both ways."""
 
     @property
     def leaves(self) -> tuple[Spec, ...]:
