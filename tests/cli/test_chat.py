@@ -25,11 +25,11 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 import reprise
-from reprise.cli.chat_model import AnswerPiece, LocalModel, Message, RemoteModel, TurnCounts, remote_model
+from reprise.cli.chat_model import AnswerPiece, LoadingModel, LocalModel, Message, RemoteModel, TurnCounts, remote_model
 from reprise.cli.chat_session import Session, counts_line
 from reprise.cli.chat_terminal import MarkdownView, Terminal, complete_blocks
 from reprise.cli.main import app
-from reprise.core.errors import QueueFull
+from reprise.core.errors import LoadFailed, QueueFull
 from tests.api.real_server import real_server
 from tests.loop.driving import PATIENCE_S
 from tests.models.tiny import tiny_model
@@ -307,6 +307,50 @@ def test_lines_history_and_what_is_typed(tmp_path: Path) -> None:
         assert echo.typed[-1] == "what is the weat"
         pipe.send_text("\x04")
         assert screen.read("> ") is None
+
+
+def test_the_first_line_is_taken_while_the_model_is_loaded(paper: Paper) -> None:
+    echo, may_load = Echo(), threading.Event()
+
+    def load() -> Echo:
+        assert may_load.wait(PATIENCE_S)
+        return echo
+
+    model = LoadingModel("echo", load, when_failed=pytest.fail)
+    session = Session(model, paper)
+    session.typed("what is")
+    assert (model.is_loading, echo.typed, model.last) == (True, [], None)
+    threading.Timer(0.05, may_load.set).start()
+    session.take("what is it")
+    # What was typed until then is computed, and the line that was entered is answered.
+    assert (echo.typed, texts(session)) == (["what is"], ["what is it", "what is it"])
+    session.typed("and now")
+    assert (echo.typed[-1], model.last) == ("and now", echo.last)
+    session.take("/why")
+    assert (paper.said, paper.complaints) == (["because"], [])
+    model.close()
+
+
+@pytest.mark.parametrize("is_typing", [True, False])
+def test_a_model_that_cannot_be_loaded_ends_the_prompt(paper: Paper, tmp_path: Path, *, is_typing: bool) -> None:
+    may_load = threading.Event()
+
+    def load() -> Echo:
+        assert may_load.wait(PATIENCE_S)
+        raise LoadFailed("Its config.json is missing.")
+
+    with create_pipe_input() as pipe:
+        screen = Terminal(
+            history=tmp_path / "h", console=Console(file=io.StringIO()), source=pipe, target=DummyOutput()
+        )
+        model = LoadingModel("echo", load, when_failed=screen.fail)
+        session = Session(model, paper)
+        threading.Timer(0.1, may_load.set).start()
+        if not is_typing:
+            session.take("Hello!")
+            assert (session.messages, paper.complaints) == ([], ["The model could not be loaded."])
+        with pytest.raises(LoadFailed, match="is missing"):
+            screen.read("> ")
 
 
 def shown(pieces: Sequence[AnswerPiece], *, folds: bool = True) -> str:

@@ -108,7 +108,13 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
 
     monkeypatch.setattr(reprise.cli.engines, "run_server", serve)
     # What else a server is refused for is not of this file, and a launcher would say which rank it is.
-    for name in ("cli.serve.listen", "cli.serve.FirstAnswers", "cluster.ranks.serve.check_rank"):
+    for name in (
+        "cli.serve.listen",
+        "cli.serve.FirstAnswers",
+        "cli.serve.url_of",
+        "cli.serve.configure_logging",
+        "cluster.ranks.serve.check_rank",
+    ):
         monkeypatch.setattr(f"reprise.{name}", nothing)
     monkeypatch.setenv("MLX_RANK", "0")
     return seen

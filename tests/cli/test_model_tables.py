@@ -22,7 +22,7 @@ from tests.models.tiny import tiny_model
 def served(monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
     seen: list[Settings] = []
     monkeypatch.setattr(reprise.cli.engines, "run_server", lambda settings, *_: seen.append(settings))
-    for name in ("listen", "FirstAnswers"):
+    for name in ("listen", "FirstAnswers", "url_of", "configure_logging"):
         monkeypatch.setattr(f"reprise.cli.serve.{name}", lambda *_: None)
     return seen
 

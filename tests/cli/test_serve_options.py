@@ -92,7 +92,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
     # As the launcher of --tensor-parallel does.
     monkeypatch.setenv("MLX_RANK", "0")
     monkeypatch.setenv("MLX_HOSTFILE", "hosts.json")
-    for name in ("listen", "FirstAnswers"):
+    for name in ("listen", "FirstAnswers", "url_of", "configure_logging"):
         monkeypatch.setattr(f"reprise.cli.serve.{name}", lambda *_: None)
     return seen
 

@@ -46,7 +46,6 @@ def run_while_loading(
     )
     server = Server(app, settings, app, answers_s=ending.answers_s)
     app.on_failed = server.finish
-    log.info("listening at %s; requests get a 503 until the model is loaded", url_of(listener))
     if first is not None:
         first.stop()
     _run(server, settings, listener, ending)

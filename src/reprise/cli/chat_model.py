@@ -2,13 +2,14 @@
 
 import json
 import time
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from http import HTTPStatus
 from threading import Thread
 from typing import TYPE_CHECKING, Any, Protocol
 
+from reprise.api.http.ending import end_at_once
 from reprise.core.errors import RepriseError
 
 if TYPE_CHECKING:
@@ -53,7 +54,9 @@ class ChatModel(Protocol):
     """Answers chats. `last` and `why` refer to the last complete answer."""
 
     name: str
-    last: TurnCounts | None
+
+    @property
+    def last(self) -> TurnCounts | None: ...
 
     def stream(self, messages: Sequence[Message]) -> Generator[AnswerPiece]:
         """Answer the chat, or continue the answer at its end. Closing the generator cancels. Raises RepriseError."""
@@ -107,6 +110,62 @@ class LocalModel:
 
     def close(self) -> None:
         self._engine.close()
+
+
+class LoadingModel:
+    """A model that is loaded on a thread while the first message is typed; an answer waits until it is there.
+
+    `when_failed` is called on that thread with what loading raised.
+    """
+
+    def __init__(self, name: str, load: Callable[[], ChatModel], *, when_failed: Callable[[Exception], None]) -> None:
+        self.name = name
+        self._ready: Future[ChatModel] = Future()
+        self._typed: Sequence[Message] | None = None
+
+        def run() -> None:
+            try:
+                self._ready.set_result(load())
+            except Exception as error:
+                self._ready.set_exception(error)
+                when_failed(error)
+
+        # What was typed until then. Registered first, so that it comes before what is typed from then on.
+        self._ready.add_done_callback(lambda ready: None if ready.exception() else self._prefill_typed(ready.result()))
+        Thread(target=run, name="reprise-load", daemon=True).start()
+
+    @property
+    def is_loading(self) -> bool:
+        return not self._ready.done()
+
+    @property
+    def last(self) -> TurnCounts | None:
+        return None if self.is_loading else self._ready.result().last
+
+    def stream(self, messages: Sequence[Message]) -> Generator[AnswerPiece]:
+        if self._ready.exception() is not None:
+            # `when_failed` has the reason.
+            raise NoAnswer("The model could not be loaded.")
+        yield from self._ready.result().stream(messages)
+
+    def prefill(self, messages: Sequence[Message]) -> None:
+        self._typed = messages
+        if not self.is_loading and self._ready.exception() is None:
+            self._prefill_typed(self._ready.result())
+
+    def _prefill_typed(self, model: ChatModel) -> None:
+        if self._typed is not None:
+            model.prefill(self._typed)
+
+    def why(self) -> str:
+        return "There is no answer yet." if self.is_loading else self._ready.result().why()
+
+    def close(self) -> None:
+        """Close it. While it is loaded this ends the process: MLX aborts one that ends while a thread computes."""
+        if self.is_loading:
+            end_at_once(0)
+        if self._ready.exception() is None:
+            self._ready.result().close()
 
 
 class RemoteModel:

@@ -4,7 +4,7 @@ import asyncio
 import os
 import sys
 from collections.abc import Callable, Generator, Iterable
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +51,7 @@ class Terminal:
         self._console = Console() if console is None else console
         self._typing = _Typing()
         self._is_folded = True
+        self._failure: Exception | None = None
         history.parent.mkdir(parents=True, exist_ok=True)
         # The history is private: create the file readable only by its owner before anything is written.
         os.close(os.open(history, os.O_CREAT | os.O_WRONLY, 0o600))
@@ -74,10 +75,23 @@ class Terminal:
         """Call `typed` with the text so far when the user pauses."""
         self._typing.typed = typed
 
+    def fail(self, error: Exception) -> None:
+        """Have `read` raise this, now if it waits for a line. From any thread."""
+        self._failure = error
+        loop = self._session.app.loop
+        if loop is not None:
+            # It may have ended, and the next `read` raises.
+            with suppress(RuntimeError):
+                loop.call_soon_threadsafe(self._leave_if_failed)
+
+    def _leave_if_failed(self) -> None:
+        if self._failure is not None and self._session.app.is_running and not self._session.app.is_done:
+            self._session.app.exit(exception=self._failure)
+
     def read(self, prompt: str) -> str | None:
-        """The line that the user enters; None at the end (Ctrl-D). Ctrl-C cancels the line."""
+        """The line that the user enters; None at the end (Ctrl-D). Ctrl-C cancels the line. Raises what `fail` got."""
         try:
-            return self._session.prompt(FormattedText([("bold", prompt)]))
+            return self._session.prompt(FormattedText([("bold", prompt)]), pre_run=self._leave_if_failed)
         except KeyboardInterrupt:
             return ""
         except EOFError:

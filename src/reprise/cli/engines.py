@@ -21,7 +21,6 @@ from reprise.api.service.service import ChatService
 from reprise.chat.templates.template import syntax_fault
 from reprise.cli.agents import AGENTS
 from reprise.cli.inspection import CHAT_TOKENS, count_layers, idle_chats
-from reprise.cli.log import configure_logging
 from reprise.cli.process_limits import weights_nbytes
 from reprise.cli.served_models import EngineGroup, ModelEntry, engine_groups, served_models
 from reprise.cli.server_url import DEFAULT_URL
@@ -61,7 +60,6 @@ def run_server(settings: Settings, listener: socket.socket, first: FirstAnswers)
 
     Closes the listener. Raises LoadFailed.
     """
-    configure_logging(settings)
     engines = ServingEngines(settings)
     try:
         with Ending(settings.grace_s) as ending:

@@ -10,9 +10,6 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
-from rich.console import Console
-from rich.logging import RichHandler
-
 from reprise.core.errors import RepriseError
 from reprise.core.settings import Settings
 
@@ -23,6 +20,9 @@ def configure_logging(settings: Settings) -> None:
         handler: logging.Handler = logging.StreamHandler()
         handler.setFormatter(JsonLines())
     elif sys.stderr.isatty():
+        from rich.console import Console  # noqa: PLC0415 (for a person at a terminal alone)
+        from rich.logging import RichHandler  # noqa: PLC0415
+
         handler = RichHandler(console=Console(stderr=True), show_path=False, markup=False)
         handler.setFormatter(TextLines("%(message)s"))
     else:

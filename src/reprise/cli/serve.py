@@ -1,12 +1,14 @@
 """`reprise serve MODEL`."""
 
+import logging
 import os
 from dataclasses import replace
 
-from reprise.api.http.listening import FirstAnswers, listen
+from reprise.api.http.listening import FirstAnswers, listen, url_of
 from reprise.api.http.web_access import WebAccess
 from reprise.cli.configuration import DEFAULT, Configuration, with_options
 from reprise.cli.entry import ended_by_interrupt
+from reprise.cli.log import configure_logging
 from reprise.cli.process_limits import check_process_limits
 from reprise.cli.refuse import refusals
 from reprise.cli.wings import ranks
@@ -14,6 +16,8 @@ from reprise.core.options import OFF
 from reprise.core.settings import OPTIONS, Settings
 from reprise.core.sizes import Bytes
 from reprise.disk.default_place import default_directory, default_nbytes, why_unusable
+
+log = logging.getLogger(__name__)
 
 
 @with_options(OPTIONS)
@@ -34,9 +38,11 @@ def serve(configuration: Configuration) -> None:
             return
     # Until `run_server` handles signals.
     with refusals(), ended_by_interrupt():
-        # Before the imports, which take seconds: who comes first is told to wait.
+        # Before the imports, which take seconds: who started it sees that it starts, who comes first is told to wait.
+        configure_logging(settings)
         listener = listen(settings.host, settings.port)
         first = FirstAnswers(listener, WebAccess(settings))
+        log.info("starting at %s; requests get a 503 until %s is loaded", url_of(listener), settings.model)
         from reprise.cli.engines import run_server  # noqa: PLC0415 (imports MLX)
 
         run_server(settings, listener, first)
