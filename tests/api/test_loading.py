@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Generator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -38,7 +39,12 @@ print(url_of(listener), flush=True)
 with Ending(settings.grace_s) as ending:
     try:
         is_loaded = run_while_loading(
-            load, settings, listener=listener, ending=ending, progress=LoadingClock(10**12).progress
+            load,
+            settings,
+            listener=listener,
+            ending=ending,
+            progress=LoadingClock(10**12).progress,
+            holds="holds" in sys.argv,
         )
         print("loaded" if is_loaded else "not loaded", flush=True)
     except LoadFailed as error:
@@ -65,9 +71,9 @@ class LoadingServer:
 
 
 @contextmanager
-def loading() -> Generator[LoadingServer]:
+def loading(*words: str) -> Generator[LoadingServer]:
     root = Path(__file__).parents[2]
-    command = [sys.executable, "-c", SERVER]
+    command = [sys.executable, "-c", SERVER, *words]
     with subprocess.Popen(command, cwd=root, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as started:
         try:
             yield LoadingServer(started)
@@ -102,6 +108,26 @@ def test_requests_are_answered_from_the_first_moment_on():
         assert client.get("/health").json()["status"] == "ok"
         server.process.send_signal(signal.SIGTERM)
         assert server.line() == "loaded"
+
+
+@pytest.mark.parametrize("tell", ["go on", "fail", "stop"])
+def test_requests_to_a_server_that_was_started_for_them_wait(tell: str) -> None:
+    with (
+        loading("holds") as server,
+        httpx.Client(base_url=server.url, timeout=60) as client,
+        ThreadPoolExecutor() as pool,
+    ):
+        waiting = pool.submit(client.post, "/v1/chat/completions", json=BODY, headers=KEY)
+        # Who may not ask is told so at once, as is who asks how the server is.
+        assert client.post("/v1/chat/completions", json=BODY).status_code == 401
+        assert client.get("/health").json()["status"] == "loading"
+        time.sleep(0.2)
+        assert not waiting.done()
+        if tell == "stop":
+            server.process.send_signal(signal.SIGTERM)
+        else:
+            server.tell(tell)
+        assert waiting.result(60).status_code == (200 if tell == "go on" else 503)
 
 
 @pytest.mark.matrix

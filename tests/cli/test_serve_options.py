@@ -20,6 +20,7 @@ OPTIONS: dict[str, tuple[list[str], object]] = {
     "port": (["--port", "0"], 0),
     "log_level": (["--log-level", "debug"], "debug"),
     "log_format": (["--log-format", "json"], "json"),
+    "log_file": (["--log-file", "server.log"], "server.log"),
     "is_quiet": (["--quiet"], True),
     "trusts_remote_code": (["--trust-remote-code"], True),
     "api_keys": (["--api-key", "a", "--api-key", "b"], ("a", "b")),

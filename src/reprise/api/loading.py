@@ -77,7 +77,7 @@ class LoadingClock:
 
 class LoadingApp:
     """The application of a server whose model is still loaded: `load` does that on a thread of its own. Until it has,
-    every request gets a 503; from then on the API answers, on the same connections.
+    every request gets a 503, or waits with `holds`; from then on the API answers, on the same connections.
 
     `on_loaded` and `on_failed` are called on the event loop; `failure` is then what `load` raised.
     """
@@ -89,6 +89,7 @@ class LoadingApp:
         *,
         progress: Callable[[], LoadingProgress],
         on_loaded: Callable[[ChatService], None],
+        holds: bool = False,
     ) -> None:
         self._load = load
         self._settings = settings
@@ -96,13 +97,21 @@ class LoadingApp:
         self._on_loaded = on_loaded
         self.on_failed: Callable[[], None] = lambda: None
         self._shapes = shapes_of_apis()
-        self._app: ASGIApp = protected(self._refuse, settings, shapes=self._shapes, context=None)
+        self._while_loading: ASGIApp = protected(self._hold, settings, shapes=self._shapes, context=None)
+        self._app = self._while_loading
+        self._holds = holds
+        self._has_answers = asyncio.Event()
+        """Set when the API answers, or never will."""
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._is_over = asyncio.Event()
         self.failure: BaseException | None = None
         self.service: ChatService | None = None
 
     def begin_close(self) -> None:
         """See `ChatService`."""
+        if self._loop is not None:
+            # Who waits for the model does not hold up the end.
+            self._loop.call_soon_threadsafe(self._has_answers.set)
         if self.service is not None:
             for each in self._services(self.service):
                 each.begin_close()
@@ -127,6 +136,7 @@ class LoadingApp:
     async def _live(self, receive: Receive, send: Send) -> None:
         await receive()
         loop, made = asyncio.get_running_loop(), asyncio.Event()
+        self._loop = loop
         apps: list[FastAPI] = []
 
         def make() -> None:
@@ -154,13 +164,24 @@ class LoadingApp:
     async def _serve(self, made: asyncio.Event, apps: list[FastAPI]) -> None:
         await made.wait()
         if self.failure is not None or self.service is None:
+            self._has_answers.set()
             self.on_failed()
             return
         (app,) = apps
         async with app.router.lifespan_context(app):
             self._app = app
+            self._has_answers.set()
             self._on_loaded(self.service)
             await self._is_over.wait()
+
+    async def _hold(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer once the model is loaded; what asks how the server is, at once."""
+        if self._holds and not scope["path"].startswith("/health"):
+            await self._has_answers.wait()
+            if self._app is not self._while_loading:
+                await self._app(scope, receive, send)
+                return
+        await self._refuse(scope, receive, send)
 
     async def _refuse(self, scope: Scope, receive: Receive, send: Send) -> None:
         progress = self._progress()

@@ -31,18 +31,20 @@ def run_while_loading(
     ending: Ending,
     progress: Callable[[], LoadingProgress],
     first: FirstAnswers | None = None,
+    holds: bool = False,
 ) -> bool:
     """Serve until a signal ends it, from the first moment on: `load` runs on another thread. Raises what it raises.
 
     The first signal (Ctrl-C, SIGTERM, SIGHUP) takes no more requests and finishes the responses under way, for a
-    bounded time; the second cuts them off. `first` has answered on the listener until now. False: the end came before
-    `load` had returned, and it is still at work.
+    bounded time; the second cuts them off. `first` has answered on the listener until now. With `holds`, requests wait
+    for the model instead of being refused. False: the end came before `load` had returned, and it is still at work.
     """
     app = LoadingApp(
         load,
         settings,
         progress=progress,
         on_loaded=lambda service: _say_where(service, listener),
+        holds=holds,
     )
     server = Server(app, settings, app, answers_s=ending.answers_s)
     app.on_failed = server.finish

@@ -55,10 +55,10 @@ _TOLD_S = 1.0
 """The time for the engine thread to fail its requests, and for these errors to be sent."""
 
 
-def run_server(settings: Settings, listener: socket.socket, first: FirstAnswers) -> None:
+def run_server(settings: Settings, listener: socket.socket, first: FirstAnswers | None) -> None:
     """Load the model and serve it on the listener, where `first` has answered, until the user ends it.
 
-    Closes the listener. Raises LoadFailed.
+    Without `first`, requests wait for the model. Closes the listener. Raises LoadFailed.
     """
     engines = ServingEngines(settings)
     try:
@@ -70,6 +70,7 @@ def run_server(settings: Settings, listener: socket.socket, first: FirstAnswers)
                 ending=ending,
                 progress=engines.clock.progress,
                 first=first,
+                holds=first is None,
             )
             if not is_loaded:
                 # There is nothing to keep, and a large model is not worth the wait.

@@ -8,16 +8,33 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
+from reprise.cli.log_file import LogFileHandler
 from reprise.core.errors import RepriseError
 from reprise.core.settings import Settings
 
+_LINE = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+
+class CannotLog(RepriseError):
+    """The log file cannot be written; the sentence says why."""
+
+    code = "cannot_log"
+
 
 def configure_logging(settings: Settings) -> None:
-    """Log to standard error: standard output says where the server is, and nothing else."""
-    if settings.log_format == "json":
-        handler: logging.Handler = logging.StreamHandler()
+    """Log to standard error, or to a file: standard output says where the server is, and nothing else."""
+    handler: logging.Handler
+    if settings.log_file is not None:
+        try:
+            handler = LogFileHandler(Path(settings.log_file))
+        except OSError as error:
+            raise CannotLog(f"Cannot write the log file {settings.log_file}: {error.strerror}.") from error
+        handler.setFormatter(JsonLines() if settings.log_format == "json" else TextLines(_LINE))
+    elif settings.log_format == "json":
+        handler = logging.StreamHandler()
         handler.setFormatter(JsonLines())
     elif sys.stderr.isatty():
         from rich.console import Console  # noqa: PLC0415 (for a person at a terminal alone)
@@ -28,7 +45,7 @@ def configure_logging(settings: Settings) -> None:
     else:
         # A file or a journal: one line for each record, whatever its length.
         handler = logging.StreamHandler()
-        handler.setFormatter(TextLines("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+        handler.setFormatter(TextLines(_LINE))
     handler.addFilter(OncePerSecond())
     logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[handler])
     level = logging.getLevelNamesMapping()[settings.log_level.upper()]

@@ -4,6 +4,7 @@ import logging
 import os
 from dataclasses import replace
 
+from reprise.api.http.activation import inherited_listener
 from reprise.api.http.listening import FirstAnswers, listen, url_of
 from reprise.api.http.web_access import WebAccess
 from reprise.cli.configuration import DEFAULT, Configuration, with_options
@@ -40,9 +41,12 @@ def serve(configuration: Configuration) -> None:
     with refusals(), ended_by_interrupt():
         # Before the imports, which take seconds: who started it sees that it starts, who comes first is told to wait.
         configure_logging(settings)
-        listener = listen(settings.host, settings.port)
-        first = FirstAnswers(listener, WebAccess(settings))
-        log.info("starting at %s; requests get a 503 until %s is loaded", url_of(listener), settings.model)
+        inherited = inherited_listener(os.environ)
+        listener = listen(settings.host, settings.port) if inherited is None else inherited
+        # Who made a service manager start this process waits for it.
+        first = FirstAnswers(listener, WebAccess(settings)) if inherited is None else None
+        until = "get a 503" if inherited is None else "wait"
+        log.info("starting at %s; requests %s until %s is loaded", url_of(listener), until, settings.model)
         from reprise.cli.engines import run_server  # noqa: PLC0415 (imports MLX)
 
         run_server(settings, listener, first)

@@ -147,6 +147,14 @@ class Settings:
         str,
         _server("log-format", TextKind(choices=LOG_FORMATS), "Log as text, or as a JSON object per line: text, json."),
     ] = "text"
+    log_file: Annotated[
+        str | None,
+        _server(
+            "log-file",
+            WRITTEN_FILE,
+            "Log to this file instead of standard error. At 10 MB it becomes FILE.1; three old files are kept.",
+        ),
+    ] = None
     is_quiet: Annotated[
         bool, _server("quiet", _SWITCH, "Log only warnings and errors: no banner, no progress, no line per request.")
     ] = False
