@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from reprise.chat.call_format import ModelCalls
 from reprise.chat.extent import TokenExtent
 from reprise.core.errors import prompt_too_long
+from reprise.core.images import ImageReader
 
 
 class Detokenizer(Protocol):
@@ -67,6 +68,8 @@ class TextModel:
     """How much text a token can stand for; None: nothing is known of that."""
     adds_bos: bool = False
     """The tokenizer puts `bos` before a plain text. Chat templates write it themselves."""
+    images: ImageReader | None = None
+    """The image side of a model that sees; None: it does not, or its template has no place for images."""
 
 
 def refuse_if_too_long(text: str, text_model: TextModel, *, context: int | None, param: str = "messages") -> None:
