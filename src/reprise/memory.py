@@ -28,6 +28,8 @@ class Account(StrEnum):
     """Buffers of running and idle sequences including spare capacity, without what counts as KV."""
     INCOMING = "incoming"
     """Read from disk and not yet committed."""
+    IMAGES = "images"
+    """What the tower made of images."""
 
 
 Reclaimer = Callable[[], bool]

@@ -278,8 +278,8 @@ FILES = (
     _mutant(
         "on_weights_of",
         "another KV format has the fingerprint of the first",
-        "_facts(held.config, kv_bits, kv_group_size)",
-        "_facts(held.config, None, 64)",
+        "_facts(held.config, kv_bits, kv_group_size, held.vision)",
+        "_facts(held.config, None, 64, held.vision)",
         ("tests/engine/test_shared_weights.py",),
     ),
     _mutant(

@@ -11,6 +11,7 @@ from hashlib import blake2b, shake_128
 from typing import Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from reprise.core.tokens import Span, Tokens, as_tokens
 
@@ -102,3 +103,32 @@ def outside(position: int, spans: Iterable[Span]) -> int:
 def shift_at(position: int, images: Sequence[PromptImage]) -> int:
     """How much the position of the text at index `position`, outside of all images, differs from its index."""
     return sum(each.shift for each in images if each.span.stop <= position)
+
+
+def grid_positions(start: int, stop: int, images: Sequence[PromptImage]) -> npt.NDArray[np.int32]:
+    """The positions of the indices ``[start, stop)`` of a prompt and its answer in three axes, shape ``(3, n)``.
+
+    Text has one number in all three. An image of r x c placeholders that begins at p has ``p``, ``p + row`` and
+    ``p + column``, and what is behind it goes on at ``p + max(r, c)``. A function of the images alone: nothing is
+    remembered with a position. O(images + n).
+    """
+    found = np.empty((3, stop - start), dtype=np.int32)
+    at, shift = start, 0
+    for each in images:
+        span = each.span
+        if span.stop <= start:
+            shift += each.shift
+            continue
+        if span.start >= stop:
+            break
+        assert len(span) == each.rows * each.columns, "an image with axes is a grid without separators"
+        if at < span.start:
+            found[:, at - start : span.start - start] = np.arange(at, span.start) + shift
+        at = max(at, span.start)
+        end = min(stop, span.stop)
+        row, column = np.divmod(np.arange(at - span.start, end - span.start), each.columns)
+        first = span.start + shift
+        found[:, at - start : end - start] = first + np.stack([np.zeros_like(row), row, column])
+        at, shift = end, shift + each.shift
+    found[:, at - start :] = np.arange(at, stop) + shift
+    return found

@@ -197,6 +197,7 @@ class RequestPrefixes:
             self._cache.release(lease)
             raise
         live.scorer = _scorer(request)
+        live.see(request.job.prompt.images)
         request.enter(Prefilling(live=live, lease=lease, plan=plan, row=row, preempted=waiting.preempted))
         request.stats.checkpoints = plan.positions
         self._sequences.measure()

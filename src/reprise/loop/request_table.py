@@ -149,6 +149,7 @@ class RequestTable:
         try:
             if request.drafts is not None:
                 request.drafts.end()
+            self._sequences.runner.features.let_go(request.id)
             self.release(request, Ended())
         finally:
             # Whatever fails: nobody else knows this request any more.

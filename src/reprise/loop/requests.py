@@ -155,6 +155,9 @@ class RequestStats:
     """Tokens that it added to the cache."""
     checkpoints: tuple[int, ...] = ()
     pin: Pin | None = None
+    num_images_encoded: int = 0
+    tower_s: float = 0.0
+    """What encoding them took."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

@@ -19,15 +19,17 @@ from reprise.core.allowance import StepAllowance
 from reprise.core.clock import Clock, monotonic
 from reprise.core.errors import OutOfMemory, RepriseError, no_room_for_requests
 from reprise.core.events import Event, FinishReason, Progress, Started
+from reprise.core.images import Image
 from reprise.core.job import Job, Purpose
 from reprise.core.settings import Settings
-from reprise.core.tokens import as_tokens, join_tokens
+from reprise.core.tokens import Span, as_tokens, join_tokens
 from reprise.disk.store.cache import DiskCache, all_done
 from reprise.disk.tier import DiskTier
 from reprise.drafts.drafter import EARLIER_TOKENS
 from reprise.engine import memory as device_memory
 from reprise.engine.memory import collect_all
 from reprise.engine.models.load import LoadedModel
+from reprise.engine.running.image_features import FeatureCache
 from reprise.engine.running.records import RecordEncoder
 from reprise.engine.running.runner import SHARES_FROM, Runner, TokenFailure, TokenResult
 from reprise.loop.admission import Gate
@@ -114,6 +116,7 @@ class Worker:
         largest = max(footprint.by_kind.values(), default=1)
         sizes = SegmentSizes()
         sizes = replace(sizes, longest=max(_LEAST_SEGMENT, min(sizes.longest, SEGMENT_NBYTES // largest)))
+        self.runner.features = FeatureCache(self.memory)
         self.cache = PrefixCache(loaded.blueprint.layout, memory=self.memory, sizes=sizes, clock=clock)
         self.sequences = SequencePool(self.runner, self.cache, self.memory, chunk=chunk)
         self.requests = RequestTable(self.sequences, gate, clock=clock)
@@ -152,7 +155,8 @@ class Worker:
         )
         self.preemption = Preemption(self.requests, self.prefixes, self.sequences)
         self.audit = Audit(self.runner, self.memory, settings, chunk=chunk, clock=clock)
-        self.memory.reclaim_from(self.audit.give_up, *self.sequences.reclaimers, self.prefixes.unpin_first)
+        reclaimers = (self.audit.give_up, self.runner.features.release_one, *self.sequences.reclaimers)
+        self.memory.reclaim_from(*reclaimers, self.prefixes.unpin_first)
         executor = self.executor
         self.memory.evict_from(self.cache, token_s=lambda: 1 / executor.speed.prefill_tokens_per_s)
         device_memory.bound_free_buffers(self.memory.budget)
@@ -368,7 +372,10 @@ class Worker:
     # Prefill.
 
     def _prefill(self, slices: Sequence[Slice]) -> Iterator[tuple[RunningRequest, Result]]:
-        """One pass over slices of equal length, as far as memory allows."""
+        """One pass over slices of equal length, as far as memory allows and their images are encoded."""
+        slices = self._seen(slices)
+        if not slices:
+            return
         num = len(slices[0])
         fitting = self.preemption.until_fit(
             [self.requests[piece.id] for piece in slices], lambda lives: self.sequences.reserve_to_prefill(lives, num)
@@ -387,6 +394,28 @@ class Worker:
         for piece in slices:
             self.requests.note_prefilled(by_id[piece.id], len(piece))
             yield by_id[piece.id], piece
+
+    def _seen(self, slices: Sequence[Slice]) -> list[Slice]:
+        """The slices whose images are all encoded. One image that is not is encoded now, and its slice waits."""
+        seen: list[Slice] = []
+        has_encoded = False
+        for piece in slices:
+            request = self.requests[piece.id]
+            assert request.live is not None, request.id
+            unseen = self.runner.unseen(request.live, Span(piece.start, piece.stop), holder=request.id)
+            if not unseen:
+                seen.append(piece)
+            elif not has_encoded:
+                # A tower's pass cannot be cut: it takes the place of this step's prefill.
+                has_encoded = True
+                self.requests.run_isolated(request, partial(self._encode, image=unseen[0].image))
+        return seen
+
+    def _encode(self, request: RunningRequest, *, image: Image) -> None:
+        started_s = self._clock()
+        self.runner.encode(image, holder=request.id)
+        request.stats.num_images_encoded += 1
+        request.stats.tower_s += self._clock() - started_s
 
     def _after_slice(self, request: RunningRequest, piece: Slice) -> None:
         """Commit at the checkpoint where the slice ends; at the end of the prompt, start to decode or finish."""
@@ -626,6 +655,7 @@ class Worker:
         self.disk.close()
         self.audit.give_up()
         self.requests.reset_cache()
+        self.runner.features.clear()
         if self.draft_model is not None:
             self.draft_model.shutdown()
         self.memory.disconnect()
@@ -636,6 +666,7 @@ class Worker:
         assert on_engine_thread()
         self.cache.check()
         self.memory.check({Account.SEQUENCES: self.runner.live_nbytes})
+        self.runner.features.check()
         for tier in self.tiers:
             tier.check()
         if self.draft_model is not None:

@@ -39,7 +39,9 @@ from reprise.engine.models.model_files import (
     quantisation_method,
     read_config,
 )
-from reprise.engine.states.blueprint import Blueprint, KvSpec, blueprint_of
+from reprise.engine.models.vision import INSTALL, digest_of_processor, has_source, is_to_see
+from reprise.engine.states.blueprint import Blueprint, KvSpec, OpaqueSpec, blueprint_of
+from reprise.engine.states.seeing import Vision
 from reprise.engine.states.sequence_batch import SequenceBatch
 
 log = logging.getLogger(__name__)
@@ -83,6 +85,8 @@ class LoadedModel:
     """The least bytes that another machine with a part of this model has for layer states; None: it is whole here."""
     parts_elsewhere: PartsElsewhere | None = None
     """What those machines have on disk; None: the model is whole here."""
+    vision: Vision | None = None
+    """Of a model that sees; None: it takes text alone."""
 
     @property
     def held_nbytes(self) -> int:
@@ -103,20 +107,66 @@ def load_model(
     trusts_remote_code: bool = False,
     downloads: bool = True,
     shard: Callable[[nn.Module], None] | None = None,
+    images: str = "auto",
 ) -> LoadedModel:
     """Load a local directory or a hub id. `chat_template`: Jinja source instead of the model's. Raises LoadFailed.
 
-    `shard` reduces the model to this machine's part before its weights are read.
+    `shard` reduces the model to this machine's part before its weights are read. `images`: "auto" or "off", whether the
+    model sees where it can.
     """
     directory = model_directory(source, downloads=downloads)
-    config = check_config(read_config(directory, source), source)
+    config = read_config(directory, source)
+    check_origin(config, source)
     summary = check_weights(directory, source)
+    chosen = _tokenizer_config(chat_template, trusts_remote_code=trusts_remote_code)
+    read: _Read | None = None
+    if is_to_see(config, summary, source, images=images, is_whole=shard is None):
+        read = _read_seeing(directory, source, chosen)
+    if read is None:
+        read = _read_text(directory, source, chosen, shard=shard)
+    model, tokenizer, config = read.model, read.tokenizer, read.config
+    if kv_bits is not None:
+        check_quantised(model, source, bits=kv_bits, group_size=kv_group_size)
+    blueprint = blueprint_of(model, kv_bits=kv_bits, kv_group_size=kv_group_size)
+    vocab_size = vocabulary_size(model, blueprint)
+    weights = dict(tree_flatten(model.parameters()))
+    # All arrays, not only weights: lazy ones would be bound to this thread, and another one runs the model.
+    mx.eval([array for _, array in tree_flatten(cast(dict[str, Any], model))])
+    return LoadedModel(
+        name=directory.name if is_local(source) else source,
+        model=model,
+        architecture=str(config.get("model_type", "unknown")),
+        text=_seeing_text(text_model_of(tokenizer, vocab_size=vocab_size), read.vision),
+        blueprint=blueprint,
+        vocab_size=vocab_size,
+        context=context_of(config),
+        nbytes=sum(array.nbytes for array in weights.values()),
+        num_parameters=None if shard is not None else _num_parameters(model),
+        quantisation=quantisation(config, summary),
+        fingerprint=fingerprint_of(weights, _facts(config, kv_bits, kv_group_size, read.vision)),
+        config=config,
+        sampling=read_generation_config(_generation_config(directory, source), vocab_size=vocab_size),
+        vision=read.vision,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Read:
+    """What a source made of a folder."""
+
+    model: nn.Module
+    tokenizer: TokenizerWrapper
+    config: dict[str, Any]
+    vision: Vision | None = None
+
+
+def _read_text(
+    directory: Path, source: str, chosen: dict[str, Any], *, shard: Callable[[nn.Module], None] | None
+) -> _Read:
+    config = check_config(read_config(directory, source), source)
     try:
         model, tokenizer, config = mlx_lm_utils.load(
-            str(directory),
-            tokenizer_config=_tokenizer_config(chat_template, trusts_remote_code=trusts_remote_code),
-            return_config=True,
-            lazy=shard is not None,
+            str(directory), tokenizer_config=chosen, return_config=True, lazy=shard is not None
         )
         if shard is not None:
             shard(model)
@@ -131,28 +181,29 @@ def load_model(
     except Exception as error:
         log.error("%s: loading failed with %r", source, error)
         raise LoadFailed(f"{source}: mlx-lm failed to load this model: {first_line(error)}") from error
-    if kv_bits is not None:
-        check_quantised(model, source, bits=kv_bits, group_size=kv_group_size)
-    blueprint = blueprint_of(model, kv_bits=kv_bits, kv_group_size=kv_group_size)
-    vocab_size = vocabulary_size(model, blueprint)
-    weights = dict(tree_flatten(model.parameters()))
-    # All arrays, not only weights: lazy ones would be bound to this thread, and another one runs the model.
-    mx.eval([array for _, array in tree_flatten(cast(dict[str, Any], model))])
-    return LoadedModel(
-        name=directory.name if is_local(source) else source,
-        model=model,
-        architecture=str(config.get("model_type", "unknown")),
-        text=text_model_of(tokenizer, vocab_size=vocab_size),
-        blueprint=blueprint,
-        vocab_size=vocab_size,
-        context=context_of(config),
-        nbytes=sum(array.nbytes for array in weights.values()),
-        num_parameters=None if shard is not None else _num_parameters(model),
-        quantisation=quantisation(config, summary),
-        fingerprint=fingerprint_of(weights, _facts(config, kv_bits, kv_group_size)),
-        config=config,
-        sampling=read_generation_config(_generation_config(directory, source), vocab_size=vocab_size),
-    )
+    return _Read(model=model, tokenizer=tokenizer, config=config)
+
+
+def _read_seeing(directory: Path, source: str, chosen: dict[str, Any]) -> _Read | None:
+    """The model from mlx-vlm; None where mlx-lm has to have it, for text alone. Raises LoadFailed if it has not."""
+    from reprise.engine.models.vlm_source import load_seeing, model_and_reader  # noqa: PLC0415 (an extra)
+
+    config = mlx_lm_utils.load_config(directory)
+    tokenizer = _load_tokenizer(str(directory), source, chosen, eos=config.get("eos_token_id"))
+    try:
+        whole, processor = load_seeing(directory, source)
+        text = text_model_of(tokenizer, vocab_size=len(inner_tokenizer(tokenizer)))
+        model, reader = model_and_reader(whole, processor, text, config, files=digest_of_processor(directory))
+        blueprint = blueprint_of(model)
+        opaque = [spec for spec in blueprint.leaves if isinstance(spec, OpaqueSpec)]
+        if opaque:
+            raise LoadFailed(
+                f"its layers keep their state in a class of their own ({type(opaque[0].prototype).__name__})."
+            )
+    except LoadFailed as error:
+        log.warning("%s takes text alone: %s", source, error)
+        return None
+    return _Read(model=model, tokenizer=tokenizer, config=config, vision=Vision(sight=model.sight, reader=reader))
 
 
 def _num_parameters(model: nn.Module) -> int | None:
@@ -183,15 +234,21 @@ def on_weights_of(
         name=Path(source).expanduser().name if is_local(source) else source,
         text=with_template(held, source, chat_template=chat_template, trusts_remote_code=trusts_remote_code),
         blueprint=blueprint_of(held.model, kv_bits=kv_bits, kv_group_size=kv_group_size),
-        fingerprint=fingerprint_of(weights, _facts(held.config, kv_bits, kv_group_size)),
+        fingerprint=fingerprint_of(weights, _facts(held.config, kv_bits, kv_group_size, held.vision)),
         base=held,
         shared_nbytes=held.nbytes,
     )
 
 
-def _facts(config: Mapping[str, Any], kv_bits: int | None, kv_group_size: int) -> dict[str, Any]:
+def _facts(config: Mapping[str, Any], kv_bits: int | None, kv_group_size: int, vision: Vision | None) -> dict[str, Any]:
     """What a fingerprint says beside the weights."""
-    return {"config": config, "kv": [kv_bits, kv_group_size]}
+    facts = {"config": config, "kv": [kv_bits, kv_group_size]}
+    return facts if vision is None else facts | {"vision": [vision.sight.source, vision.sight.files]}
+
+
+def _seeing_text(text: TextModel, vision: Vision | None) -> TextModel:
+    """The text side, with an image side if its template has a place for images."""
+    return text if vision is None else replace(text, images=vision.reader.for_template_of(text))
 
 
 def _tokenizer_config(chat_template: str | None, *, trusts_remote_code: bool) -> dict[str, Any]:
@@ -228,20 +285,26 @@ def is_local(source: str) -> bool:
     return True
 
 
-def check_config(config: dict[str, Any], source: str) -> dict[str, Any]:
-    """Return the configuration if mlx-lm can build the model and read its weights. Raises LoadFailed."""
+def check_origin(config: Mapping[str, Any], source: str) -> None:
+    """Raise LoadFailed for a configuration of something that no source can load."""
     if config.get("model_file") is not None:
         raise LoadFailed(f"{source} needs its own Python code, which Reprise does not run. Use another version.")
     if not isinstance(config.get("model_type"), str):
         raise LoadFailed(f"{source}: its config.json has no model_type, so it is not a language model for mlx-lm.")
+    check_quantisation(config, source)
+
+
+def check_config(config: dict[str, Any], source: str) -> dict[str, Any]:
+    """Return the configuration if mlx-lm can build the model and read its weights. Raises LoadFailed."""
+    check_origin(config, source)
     try:
         mlx_lm_utils._get_classes(config)  # pyright: ignore[reportPrivateUsage] -- the only way to find out
     except ValueError as error:
+        hint = f" It may be one that sees images: {INSTALL}" if config.get("vision_config") and not has_source() else ""
         raise LoadFailed(
             f"{source} is a model of type {config['model_type']!r}, which mlx-lm {version('mlx-lm')} does not support. "
-            "Choose another model, or install a newer version of Reprise."
+            f"Choose another model, or install a newer version of Reprise.{hint}"
         ) from error
-    check_quantisation(config, source)
     return config
 
 
@@ -341,7 +404,7 @@ def with_template(
     directory = model_directory(source, downloads=False)
     chosen = _tokenizer_config(chat_template, trusts_remote_code=trusts_remote_code)
     tokenizer = _load_tokenizer(str(directory), source, chosen, eos=loaded.config.get("eos_token_id"))
-    return text_model_of(tokenizer, vocab_size=loaded.vocab_size)
+    return _seeing_text(text_model_of(tokenizer, vocab_size=loaded.vocab_size), loaded.vision)
 
 
 def _load_tokenizer(directory: str, source: str, chosen: dict[str, Any], *, eos: Any) -> TokenizerWrapper:
@@ -366,7 +429,7 @@ _TRIAL = (3, 2, 1, 1)
 
 def vocabulary_size(model: nn.Module, blueprint: Blueprint) -> int:
     """The width of the logits, from a forward pass: configurations and tokenizers may say otherwise."""
-    logits = model(mx.array([[0]]), cache=blueprint.build())
+    logits = SequenceBatch(blueprint).forward(model, mx.array([[0]]))
     mx.eval(logits)
     return int(logits.shape[-1])
 

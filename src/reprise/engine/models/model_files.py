@@ -18,6 +18,8 @@ WEIGHTS = "model*.safetensors"
 _POINTER = b"version https://git-lfs"
 _INDEX = "model.safetensors.index.json"
 _NUMBER = re.compile(r"(?P<stem>.+)-(?P<number>\d+)-of-(?P<total>\d{1,5})\.safetensors")
+_TOWER = re.compile(r"(^|\.)(vision\w*|visual|vit|vpm|sam_model)\.")
+"""In the name of a tensor: it belongs to what sees images."""
 _MOST_HEADER_NBYTES = 100 << 20
 """The format's own limit."""
 
@@ -34,10 +36,11 @@ _OTHER_WEIGHTS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightsSummary:
-    """All weights of a directory: bytes, and the number of tensors of each dtype (`BF16`)."""
+    """All weights of a directory: bytes, number of tensors of each dtype (`BF16`), and whether some are a tower's."""
 
     nbytes: int
     dtypes: Mapping[str, int]
+    has_tower: bool = False
 
 
 def read_config(directory: Path, source: str) -> dict[str, Any]:
@@ -107,12 +110,13 @@ def check_weights(directory: Path, source: str) -> WeightsSummary:
     if not files:
         raise no_weights([file.name for file in directory.iterdir()], source)
     dtypes: Counter[str] = Counter()
-    nbytes = 0
+    nbytes, has_tower = 0, False
     for file in files:
         tensors = _header(file, source)
+        has_tower = has_tower or any(_TOWER.search(name) for name in tensors)
         dtypes.update(str(tensor["dtype"]) for tensor in tensors.values())
         nbytes += file.stat().st_size
-    return WeightsSummary(nbytes=nbytes, dtypes=dtypes)
+    return WeightsSummary(nbytes=nbytes, dtypes=dtypes, has_tower=has_tower)
 
 
 def no_weights(names: list[str], source: str) -> LoadFailed:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
+from reprise.core.images import outside
 from reprise.core.job import Job
 from reprise.core.outcome import Outcome
 from reprise.core.tokens import as_tokens, join_tokens
@@ -55,6 +56,7 @@ class ColdRun:
         self._answer = answer
         self._chunk = chunk
         self._live = runner.begin()
+        self._live.see(answer.job.prompt.images)
         self._tokens = join_tokens(answer.job.prompt.tokens, as_tokens(answer.tokens[:-1]))
         self._sampler = TokenSampler(answer.job, vocab_size=runner.loaded.vocab_size)
         self.logprobs: list[float] = []
@@ -74,7 +76,7 @@ class ColdRun:
     def step(self) -> None:
         """Feed the next chunk, and judge the positions of the answer in it."""
         start, last = self._live.position, len(self._answer.job.prompt) - 1
-        num = min(self._chunk, last - start) if start < last else min(self._chunk, _AT_ONCE)
+        num = self._whole(start, min(self._chunk, last - start)) if start < last else min(self._chunk, _AT_ONCE)
         chunk = self._tokens[start : start + num]
         if start < last:
             self._runner.prefill([self._live], [chunk])
@@ -82,6 +84,14 @@ class ColdRun:
         logits = self._runner.logits(self._live, chunk)
         for row, given in enumerate(self._answer.tokens[start - last : start - last + num]):
             self._judge(logits[row], given)
+
+    def _whole(self, start: int, num: int) -> int:
+        """As many tokens or fewer, so that no image is cut where a pass must hold it whole; more if it begins here."""
+        if not self._runner.loaded.blueprint.whole_images:
+            return num
+        spans = [each.span for each in self._answer.job.prompt.images]
+        stop = outside(start + num, spans)
+        return stop - start if stop > start else next(span.stop for span in spans if span.start == start) - start
 
     def stop(self) -> None:
         """Free its state."""

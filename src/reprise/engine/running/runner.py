@@ -14,19 +14,23 @@ from mlx import nn
 from reprise.cache.lookup import Restore
 from reprise.cache.payload import Payload, SegmentPayload, Source
 from reprise.core.events import FinishReason, Sampled
+from reprise.core.images import Image, PromptImage
 from reprise.core.job import Job
 from reprise.core.kinds import Footprint, Full, KvKind
 from reprise.core.tokens import Span, Tokens
 from reprise.engine.models.load import LoadedModel
 from reprise.engine.running.batching import TOKEN_BY_TOKEN
+from reprise.engine.running.image_features import FeatureCache, inputs_of
 from reprise.engine.running.sampler import SampledBatch, TokenSampler, accept, sample_along, sample_batch
 from reprise.engine.running.score import SCORED_AT_ONCE, PromptScorer
 from reprise.engine.states.blueprint import Blueprint
 from reprise.engine.states.layers import KvLayer
 from reprise.engine.states.payloads import EntryTransfer, PackedSegment, pack
 from reprise.engine.states.restoration import COPIED_AT_ONCE, Restoration
+from reprise.engine.states.seeing import ImageFeatures, PassInputs, SeeingModel
 from reprise.engine.states.sequence_batch import SequenceBatch, SequenceSource, growth, most_entries
 from reprise.engine.states.shared_segment import SharedSegment
+from reprise.memory import Memory
 
 SHARES_FROM = 4096
 """Shorter sequences are copied: that is quick, and their spare capacity would outweigh what sharing saves."""
@@ -67,6 +71,15 @@ class LiveSequence:
     @property
     def position(self) -> int:
         return self.rows.lengths[self.row]
+
+    @property
+    def images(self) -> tuple[PromptImage, ...]:
+        """The images of its prompt."""
+        return self.rows.images[self.row]
+
+    def see(self, images: Sequence[PromptImage]) -> None:
+        """Continue with a prompt that has these images."""
+        self.rows.images[self.row] = tuple(images)
 
     @property
     def ready(self) -> TokenSampler:
@@ -195,6 +208,7 @@ class Runner:
         self.shares_from = shares_from
         self._resumes_anywhere = loaded.blueprint.layout.resumes_anywhere
         self._lives: list[LiveSequence] = []
+        self.features = FeatureCache(Memory())
 
     @property
     def num_sequences(self) -> int:
@@ -341,6 +355,21 @@ class Runner:
     def resume_decode(self, live: LiveSequence, sampler: TokenSampler, *, pending: int) -> None:
         """Continue to decode, at the position of a paused sequence, with its sampler; `pending` is fed next."""
         live.sampler, live.pending = sampler, pending
+
+    def unseen(self, live: LiveSequence, span: Span, *, holder: str | None = None) -> list[PromptImage]:
+        """The images of a slice that have to be encoded before it runs. `holder`: the request that needs them."""
+        inside = [each for each in live.images if each.span.clip(span.start, span.stop) is not None]
+        return [each for each in inside if self.features.find(each.image, holder=holder) is None]
+
+    def encode(self, image: Image, *, holder: str | None = None) -> ImageFeatures:
+        """Run the tower on an image. Raises BadRequest for a file that cannot be decoded."""
+        model, vision = self.loaded.model, self.loaded.vision
+        assert isinstance(model, SeeingModel) and vision is not None, "a model that does not see gets no image"
+        prepared = vision.reader.prepare(image)
+        self.features.make_room(len(prepared.places))
+        features = model.encode(prepared)
+        self.features.keep(image, features, holder=holder)
+        return features
 
     def prefill(self, lives: Sequence[LiveSequence], chunks: Sequence[Tokens]) -> tuple[()]:
         """Feed each sequence its chunk, all of the same length; returns, without tokens, when it is computed."""
@@ -511,7 +540,14 @@ class Runner:
         `may_be_undone`: `_undo` follows.
         """
         rows.before = rows.save_recurrent() if may_be_undone else None
-        return rows.forward(self.loaded.model, mx.array(tokens))
+        return rows.forward(self.loaded.model, mx.array(tokens), self._inputs(rows, tokens))
+
+    def _inputs(self, rows: SequenceBatch, tokens: npt.NDArray[np.int32]) -> PassInputs | None:
+        """What a pass is told beside its tokens; None if no placeholder is among them."""
+        if tokens.min() >= 0:
+            return None
+        assert isinstance(self.loaded.model, SeeingModel), "ids below 0 reach no model"
+        return inputs_of(self.loaded.model, rows, tokens, lambda image: self.features.find(image) or self.encode(image))
 
     def _advance(self, rows: SequenceBatch, tokens: npt.NDArray[np.int32]) -> None:
         """One pass whose logits nobody reads."""

@@ -1,30 +1,23 @@
 """The kinds of a model's layer states, recognised from the caches that the model makes.
 
-Only mlx-lm's own classes are recognised, by exact type: a subclass may behave differently. Any other cache is opaque:
-it is used unchanged, one sequence at a time, and stored as snapshots.
+Only mlx-lm's own classes and their copies in mlx-vlm are recognised, by exact type: a subclass may behave differently.
+Any other cache is opaque: it is used unchanged, one sequence at a time, and stored as snapshots.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from mlx import nn
-from mlx_lm.models.cache import (
-    ArraysCache,
-    CacheList,
-    ChunkedKVCache,
-    ConcatenateKVCache,
-    KVCache,
-    QuantizedKVCache,
-    RotatingKVCache,
-    make_prompt_cache,
-)
+from mlx_lm.models.cache import CacheList, make_prompt_cache
 
 from reprise.core.kinds import Chunk, Full, KvKind, Layout, Window
 from reprise.engine.states.layers import FullLayer, KvLayer, QuantizedLayer, StateLayer
 from reprise.engine.states.payloads import look_into
+from reprise.engine.states.seeing import Positions, SeeingModel
 from reprise.engine.states.windows import ChunkLayer, SinkWindowLayer, WindowLayer
 
 
@@ -60,14 +53,23 @@ class PartsSpec:
 
 Spec = KvSpec | StateSpec | OpaqueSpec | PartsSpec
 
+_SOURCES = ("mlx_lm.models.cache", "mlx_vlm.models.cache")
+"""The modules whose classes are recognised, where they are imported."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blueprint:
     """The layer states of a model, in the model's order."""
 
     specs: tuple[Spec, ...]
-    whole_images: bool = False
-    """Whether a pass must hold an image whole, since its tokens attend to each other both ways."""
+    positions: Positions = Positions.OWN
+    both_ways: frozenset[type[KvKind]] = frozenset()
+    """The kinds in which the placeholders of an image see each other both ways."""
+
+    @property
+    def whole_images(self) -> bool:
+        """Whether a pass must hold an image whole."""
+        return len(self.both_ways) > 0
 
     @property
     def leaves(self) -> tuple[Spec, ...]:
@@ -116,24 +118,35 @@ def _joins(kind: KvKind) -> bool:
 def blueprint_of(model: nn.Module, *, kv_bits: int | None = None, kv_group_size: int = 64) -> Blueprint:
     """Recognise the caches that `model` makes. `kv_bits`: quantise the entries of full attention."""
     caches = make_prompt_cache(model)
-    return Blueprint(specs=tuple(_recognise(cache, kv_bits, kv_group_size) for cache in caches))
+    specs = tuple(_recognise(cache, kv_bits, kv_group_size) for cache in caches)
+    if not isinstance(model, SeeingModel):
+        return Blueprint(specs=specs)
+    return Blueprint(specs=specs, positions=model.sight.positions, both_ways=model.sight.both_ways)
 
 
 def _recognise(cache: Any, bits: int | None, group_size: int) -> Spec:
-    kind: object = cache.__class__
-    if kind is KVCache or kind is ConcatenateKVCache:
-        return KvSpec(Full(), bits, group_size)
-    if kind is QuantizedKVCache:
-        return KvSpec(Full(), cache.bits, cache.group_size)
-    if kind is RotatingKVCache:
-        return KvSpec(Window(cache.max_size, cache.keep))
-    if kind is ChunkedKVCache:
-        return KvSpec(Chunk(cache.chunk_size))
-    if kind is ArraysCache:
-        return StateSpec(len(cache.cache))
-    if kind is CacheList:
-        return PartsSpec(tuple(_recognise(part, bits, group_size) for part in cache.caches))
-    return OpaqueSpec(cache)
+    match _class_name(cache):
+        case "KVCache" | "ConcatenateKVCache":
+            return KvSpec(Full(), bits, group_size)
+        case "QuantizedKVCache":
+            return KvSpec(Full(), cache.bits, cache.group_size)
+        case "RotatingKVCache":
+            return KvSpec(Window(cache.max_size, cache.keep))
+        case "ChunkedKVCache":
+            return KvSpec(Chunk(cache.chunk_size))
+        case "ArraysCache":
+            return StateSpec(len(cache.cache))
+        case "CacheList":
+            return PartsSpec(tuple(_recognise(part, bits, group_size) for part in cache.caches))
+        case _:
+            return OpaqueSpec(cache)
+
+
+def _class_name(cache: Any) -> str | None:
+    """The name of a cache's class, if that is one of a source's own."""
+    kind: type = cache.__class__
+    modules = (sys.modules.get(source) for source in _SOURCES)
+    return kind.__name__ if any(vars(module).get(kind.__name__) is kind for module in modules if module) else None
 
 
 def _build(spec: Spec, opaque: Iterator[Any]) -> Any:

@@ -1,22 +1,24 @@
 """The live layer states that a model works on, for a batch of one or more sequences (rows).
 
-They implement the small interface that mlx-lm's models use: `update_and_fetch`, `offset` and `make_mask` of attention
-layers (`tests/engine/test_contract.py` notices a change). Rows are right-aligned: row i of length n_i occupies the
-buffer indices ``[end - n_i, end)``, so all rows append at `end`; indices before are padding and are masked.
+They implement the small interface that the models of mlx-lm and mlx-vlm use: `update_and_fetch`, `offset` and
+`make_mask` of attention layers (`tests/engine/test_contract.py`, `tests/vision/test_vlm_contract.py` notice a change).
+Rows are right-aligned: row i of length n_i occupies the buffer indices ``[end - n_i, end)``, so all rows append at
+`end`; indices before are padding and are masked.
 
 Buffers have shape ``(rows, heads, capacity, width)``, one per plane (keys and values; for quantised entries the words,
 scales and biases of each).
 
 This module has the base class, full attention, and recurrent state (one row per sequence, without padding; models use
-`[i]`, `make_mask`, `lengths` and `advance`); `windows.py` beside it has layers that drop what no token will see
-again.
+`[i]`, `make_mask`, `lengths` and `advance`, mlx-vlm's also `update_window` and `update_recurrent`); `windows.py` beside
+it has layers that drop what no token will see again.
 """
 
 # ruff: noqa: N803 -- the name of the argument is part of the contract.
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import mlx.core as mx
+import numpy as np
 from mlx_lm.models.base import create_causal_mask
 from mlx_lm.models.cache import ArraysCache
 
@@ -54,6 +56,8 @@ class KvLayer:
         """Position of each row: tokens seen, whether or not their entries are still held."""
         self.reserved: list[int] = [0]
         """The position that each row is expected to reach: buffers are allocated for it at once."""
+        self.blocks: Sequence[Sequence[Span]] = ()
+        """During a pass, of each row: the positions whose tokens see each other both ways, all within the pass."""
         self._offsets: tuple[list[int], mx.array] | None = None
 
     # The interface that mlx-lm's models use.
@@ -106,6 +110,22 @@ class KvLayer:
     def reserve(self, length: int) -> None:
         """Expect all rows to reach this position."""
         self.reserved = [length] * self.num_rows
+
+    def with_blocks(self, mask: mx.array, num: int, *, seen: int, window: int | None) -> mx.array:
+        """A mask of the next `num` tokens over `seen` entries and themselves, where a block sees all of itself.
+
+        `window`: as far back as a token sees.
+        """
+        if not any(self.blocks):
+            return mask
+        added = np.zeros((self.num_rows, 1, num, seen + num), dtype=np.bool_)
+        for row, (blocks, low) in enumerate(zip(self.blocks, self.lengths, strict=True)):
+            for block in blocks:
+                assert low <= block.start and block.stop <= low + num, "a pass holds an image whole"
+                at = np.arange(block.start - low, block.stop - low)
+                is_near = True if window is None else at[None] > at[:, None] - window
+                added[row, 0, at[:, None], seen + at[None]] = is_near
+        return mask | mx.array(added)
 
     # Storage.
 
@@ -339,9 +359,10 @@ class FullLayer(KvLayer):
     ) -> mx.array | str | None:
         """The mask for the next N tokens, in a form that mlx-lm's models accept (array, "causal" or None)."""
         longest = max(self.lengths)
-        if not self.is_even:
+        if not self.is_even or any(self.blocks):
             padding = mx.array([longest - length for length in self.lengths])
-            return create_causal_mask(N, longest, window_size=window_size, left_padding=padding)
+            mask = create_causal_mask(N, longest, window_size=window_size, left_padding=padding)
+            return self.with_blocks(mask, N, seen=longest, window=window_size)
         if window_size is not None and longest + N > window_size:
             return create_causal_mask(N, longest, window_size=window_size)
         if N == 1:
@@ -395,6 +416,23 @@ class StateLayer(ArraysCache):
     @property
     def nbytes(self) -> int:
         return sum(array.nbytes for array in self.cache if array is not None)
+
+    def update_window(self, index: int, source: mx.array, width: int, *, lengths: mx.array | None = None) -> mx.array:
+        """Keep the last `width` inputs of a convolution, as mlx-vlm's recurrent layers write them."""
+        assert lengths is None, "rows of recurrent layers are never padded"
+        # A copy: a view would keep all of the pass's inputs.
+        kept = mx.contiguous(source[:, source.shape[1] - width :])
+        self.cache[index] = kept
+        return kept
+
+    def update_recurrent(
+        self, index: int, length: int, update: Callable[[mx.array | None, int | None], tuple[mx.array, ...]]
+    ) -> tuple[mx.array, mx.array]:
+        """Run mlx-vlm's `update` over `length` tokens: from the state to an output and the next state."""
+        del length
+        output, state = update(self.cache[index], None)[:2]
+        self.cache[index] = state
+        return output, state
 
     def take(self, row: int) -> None:
         """Keep only this row, in new arrays."""

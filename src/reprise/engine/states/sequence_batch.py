@@ -12,16 +12,19 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 import mlx.core as mx
+import numpy as np
 from mlx import nn
 
 from reprise.cache.lookup import Restore
 from reprise.cache.payload import SegmentPayload
+from reprise.core.images import PromptImage, grid_positions
 from reprise.core.kinds import Chunk, KvKind, Window
 from reprise.core.tokens import Span
 from reprise.engine.states.blueprint import Blueprint, leaf_states
 from reprise.engine.states.layers import STEP, KvLayer, StateLayer, room, rounded
 from reprise.engine.states.payloads import PackedSegment, Snapshot, arrays_of, count_bytes, look_into, pack, save
 from reprise.engine.states.restoration import COPIED_AT_ONCE, Restoration
+from reprise.engine.states.seeing import PassInputs, Positions, SeeingModel
 from reprise.engine.states.windows import slack_of
 
 if TYPE_CHECKING:
@@ -46,6 +49,8 @@ class SequenceBatch:
         self.lengths = [0]
         self.owners: list[object] = [None]
         """The owner of each row; updated when rows join and leave."""
+        self.images: list[tuple[PromptImage, ...]] = [()]
+        """The images of each row's prompt, from which follows where its tokens stand."""
         self.ahead: PendingStep | None = None
         """The pass that was run ahead, if any: the layers are then one position past `lengths`."""
         self.before: Mapping[int, list[mx.array | None]] | None = None
@@ -100,12 +105,38 @@ class SequenceBatch:
             if isinstance(state, KvLayer):
                 state.reserve(length)
 
-    def forward(self, model: nn.Module, tokens: mx.array) -> mx.array:
-        """Run the model on `tokens` of shape ``(rows, n)``; returns logits of shape ``(rows, n, vocabulary)``, lazy."""
+    def forward(self, model: nn.Module, tokens: mx.array, inputs: PassInputs | None = None) -> mx.array:
+        """Run the model on `tokens` of shape ``(rows, n)``; returns logits of shape ``(rows, n, vocabulary)``, lazy.
+
+        `inputs`: where there are placeholders of images among them.
+        """
         assert self.ahead is None, "a pass that was run ahead must be taken or undone first"
-        logits = model(tokens, cache=self.caches)
+        if isinstance(model, SeeingModel):
+            logits = self._forward_seeing(model, tokens, inputs)
+        else:
+            assert inputs is None, "a model that does not see gets no image"
+            logits = model(tokens, cache=self.caches)
         self.lengths = [length + tokens.shape[1] for length in self.lengths]
         return logits
+
+    def _forward_seeing(self, model: SeeingModel, tokens: mx.array, inputs: PassInputs | None) -> mx.array:
+        both_ways = () if inputs is None else [s for s in self.kv_layers() if type(s.kind) in self.blueprint.both_ways]
+        for layer in both_ways:
+            layer.blocks = inputs.blocks if inputs is not None else ()
+        try:
+            return model(tokens, cache=self.caches, positions=self._positions(tokens.shape[1]), inputs=inputs)
+        finally:
+            for layer in both_ways:
+                layer.blocks = ()
+
+    def _positions(self, num: int) -> mx.array | None:
+        """Where the next `num` tokens of each row stand, shape ``(3, rows, n)``; None: the model knows it."""
+        if self.blueprint.positions is Positions.OWN:
+            return None
+        has_grids = self.blueprint.positions is Positions.GRID
+        rows = zip(self.lengths, self.images, strict=True)
+        each = [grid_positions(at, at + num, images if has_grids else ()) for at, images in rows]
+        return mx.array(np.stack(each, axis=1))
 
     # Running ahead.
 
@@ -172,6 +203,7 @@ class SequenceBatch:
             mine.join(theirs)
         self.lengths = [length for rows in (self, *others) for length in rows.lengths]
         self.owners = [owner for rows in (self, *others) for owner in rows.owners]
+        self.images = [images for rows in (self, *others) for images in rows.images]
 
     def keep_rows(self, rows: Sequence[int]) -> None:
         """Keep these sequences, in this order."""
@@ -183,6 +215,7 @@ class SequenceBatch:
                 state.keep_rows(rows)
         self.lengths = [self.lengths[row] for row in rows]
         self.owners = [self.owners[row] for row in rows]
+        self.images = [self.images[row] for row in rows]
 
     def copy_rows(self, rows: Sequence[int]) -> SequenceBatch:
         """A copy of these sequences, in new buffers."""
@@ -191,7 +224,7 @@ class SequenceBatch:
         for mine, fresh in zip(self.states(), twin.states(), strict=True):
             for name, value in cast(dict[str, Any], vars(mine)).items():
                 setattr(fresh, name, list(cast(list[Any], value)) if isinstance(value, list) else value)
-        twin.lengths, twin.owners = list(self.lengths), list(self.owners)
+        twin.lengths, twin.owners, twin.images = list(self.lengths), list(self.owners), list(self.images)
         if list(rows) != list(range(self.num_rows)):
             twin.keep_rows(rows)
         return twin

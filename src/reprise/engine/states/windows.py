@@ -50,9 +50,10 @@ class WindowLayer(KvLayer):
         """The mask for the next N tokens over what `update_and_fetch` will return."""
         window = min(window_size if window_size is not None else self.window.size, self.window.size)
         seen = self._visible(N)
-        if not self.is_even:
+        if not self.is_even or any(self.blocks):
             padding = mx.array([max(0, seen - length) for length in self.lengths])
-            return create_causal_mask(N, seen, window_size=window, left_padding=padding)
+            mask = create_causal_mask(N, seen, window_size=window, left_padding=padding)
+            return self.with_blocks(mask, N, seen=seen, window=window)
         if seen + N > window and (N > 1 or window < self.window.size):
             return create_causal_mask(N, seen, window_size=window)
         if N == 1:

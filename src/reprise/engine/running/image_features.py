@@ -1,0 +1,144 @@
+"""What the tower made of images, kept by their digests, and what a pass over their placeholders is told.
+
+Features can be computed again, so they are the first to go where memory is short. Those that a request still needs go
+after the others: if it is preempted, audited or sent once more, its images are not encoded again.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+
+import mlx.core as mx
+import numpy as np
+import numpy.typing as npt
+
+from reprise.core.images import Image
+from reprise.core.tokens import Span
+from reprise.engine.states.seeing import Embedded, ImageFeatures, PassInputs, SeeingModel
+from reprise.engine.states.sequence_batch import SequenceBatch
+from reprise.memory import Account, Memory
+
+MOST_KEPT_NBYTES = 256 << 20
+"""Of features that no request needs."""
+
+
+class FeatureCache:
+    """Features by the digests of their images, least recently used first. Charged to `Account.IMAGES`."""
+
+    def __init__(self, memory: Memory, *, most_nbytes: int = MOST_KEPT_NBYTES) -> None:
+        self._memory = memory
+        self._most_nbytes = most_nbytes
+        self._kept: OrderedDict[bytes, ImageFeatures] = OrderedDict()
+        self._holders: dict[bytes, set[str]] = {}
+        self._row_nbytes = 0
+        self.num_encoded = 0
+        """Runs of the tower."""
+        self.num_found = 0
+        """Images of slices whose features were there already."""
+
+    @property
+    def nbytes(self) -> int:
+        return sum(features.nbytes for features in self._kept.values())
+
+    def find(self, image: Image, *, holder: str | None = None) -> ImageFeatures | None:
+        """The features of an image, if they are kept; `holder`: the request that needs them."""
+        features = self._kept.get(image.digest)
+        if features is not None:
+            self._kept.move_to_end(image.digest)
+            self._hold(image, holder)
+        return features
+
+    def make_room(self, num_rows: int) -> None:
+        """Reclaim memory for an image of so many placeholders, as far as their size is known."""
+        self._memory.reserve(num_rows * self._row_nbytes)
+
+    def keep(self, image: Image, features: ImageFeatures, *, holder: str | None = None) -> None:
+        """Keep what the tower has just made of an image."""
+        self.num_encoded += 1
+        self._row_nbytes = features.nbytes // len(features.places)
+        self._drop(image.digest)
+        self._kept[image.digest] = features
+        self._memory.charge(Account.IMAGES, features.nbytes)
+        self._hold(image, holder)
+        self._trim()
+
+    def let_go(self, holder: str) -> None:
+        """A request has ended."""
+        for digest in [digest for digest, holders in self._holders.items() if holder in holders]:
+            self._holders[digest].discard(holder)
+            if not self._holders[digest]:
+                del self._holders[digest]
+        self._trim()
+
+    def release_one(self) -> bool:
+        """Drop the features that are needed least. False if there are none."""
+        if not self._kept:
+            return False
+        free = (digest for digest in self._kept if digest not in self._holders)
+        self._drop(next(free, next(iter(self._kept))))
+        return True
+
+    def clear(self) -> None:
+        """Drop all features."""
+        while self.release_one():
+            pass
+
+    def check(self) -> None:
+        """AssertionError unless the account is right."""
+        self._memory.check({Account.IMAGES: self.nbytes})
+
+    def _hold(self, image: Image, holder: str | None) -> None:
+        if holder is not None:
+            self._holders.setdefault(image.digest, set()).add(holder)
+
+    def _trim(self) -> None:
+        free = [digest for digest in self._kept if digest not in self._holders]
+        nbytes = sum(self._kept[digest].nbytes for digest in free)
+        for digest in free:
+            if nbytes <= self._most_nbytes:
+                return
+            nbytes -= self._kept[digest].nbytes
+            self._drop(digest)
+
+    def _drop(self, digest: bytes) -> None:
+        features = self._kept.pop(digest, None)
+        if features is not None:
+            self._memory.charge(Account.IMAGES, -features.nbytes)
+
+
+def inputs_of(
+    model: SeeingModel,
+    rows: SequenceBatch,
+    tokens: npt.NDArray[np.int32],
+    features_of: Callable[[Image], ImageFeatures],
+) -> PassInputs:
+    """What a pass over `tokens`, shape ``(rows, n)``, is told where there are placeholders (ids below 0) among them."""
+    embedded, num = model.embed(mx.array(tokens)), tokens.shape[1]
+    embeds, deep = embedded.embeds, list[tuple[mx.array, ...]]()
+    shown = np.zeros(tokens.shape, dtype=np.bool_)
+    for row, (low, images) in enumerate(zip(rows.lengths, rows.images, strict=True)):
+        for each in images:
+            part = each.span.clip(low, low + num)
+            if part is None:
+                continue
+            assert part == each.span or not rows.blueprint.whole_images, "a pass holds an image whole"
+            features, start = features_of(each.image), each.span.start
+            first, last = np.searchsorted(features.places, [part.start - start, part.stop - start]).tolist()
+            at = features.places[first:last] + (start - low)
+            embeds[row, mx.array(at)] = features.rows[first:last].astype(embeds.dtype)
+            deep.append(tuple(layer[first:last] for layer in features.deep))
+            shown[row, at] = True
+    assert np.array_equal(shown, tokens < 0), "each placeholder is one of an image's, in its place"
+    return PassInputs(
+        embedded=Embedded(embeds=embeds, per_layer=embedded.per_layer),
+        is_placeholder=shown,
+        deep=tuple(mx.concatenate(layer) for layer in zip(*deep, strict=True)),
+        blocks=[_runs(row, low) for row, low in zip(shown, rows.lengths, strict=True)],
+    )
+
+
+def _runs(is_placeholder: npt.NDArray[np.bool_], low: int) -> list[Span]:
+    """Where placeholders are neighbours, counted from `low`."""
+    edges = np.flatnonzero(np.diff(is_placeholder, prepend=False, append=False)) + low
+    return [Span(start, stop) for start, stop in edges.reshape(-1, 2).tolist()]

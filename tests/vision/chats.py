@@ -1,0 +1,125 @@
+"""Chats with pictures, as prompts of a model that sees, and logits of their walks through a prefix cache."""
+
+import functools
+import io
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from reprise.cache.prefix_cache import PrefixCache
+from reprise.core.images import Image, PromptImage, digest_of, outside, path_tokens
+from reprise.core.job import Job, Sampling
+from reprise.core.prompt import BoundaryKind, Prompt
+from reprise.core.tokens import Span, as_tokens, join_tokens
+from reprise.engine.models.load import LoadedModel, load_model
+from reprise.engine.running.runner import LiveSequence, Runner
+from tests.vision.tiny import seeing_model
+
+_ids = itertools.count()
+
+
+@functools.cache
+def seeing(name: str) -> LoadedModel:
+    """The tiny model of this family, loaded so that it sees."""
+    loaded = load_model(str(seeing_model(name)))
+    assert loaded.vision is not None, name
+    return loaded
+
+
+@functools.cache
+def picture(seed: int, width: int = 96, height: int = 64) -> Image:
+    """A picture of noise, as a PNG file."""
+    from PIL import Image as Pictures  # noqa: PLC0415 (an extra)
+
+    noise = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    file = io.BytesIO()
+    Pictures.fromarray(noise).save(file, "png")
+    content = file.getvalue()
+    return Image(content=content, digest=digest_of(content), width=width, height=height)
+
+
+Part = str | Image
+
+
+def prompt_of(loaded: LoadedModel, *turns: Sequence[Part] | str) -> Prompt:
+    """A chat: turns of the user and the assistant by turns, each of texts and pictures."""
+    messages: list[dict[str, Any]] = []
+    images: list[Image] = []
+    for turn, role in zip(turns, itertools.cycle(("user", "assistant"))):
+        parts = [turn] if isinstance(turn, str) else list(turn)
+        images += [part for part in parts if isinstance(part, Image)]
+        content = [{"type": "text", "text": p} if isinstance(p, str) else {"type": "image"} for p in parts]
+        messages.append({"role": role, "content": content})
+    text, reader = loaded.text, loaded.text.images
+    assert text.render is not None and reader is not None
+    first, *rest = text.render(messages, add_generation_prompt=True).split(reader.marker)
+    pieces, seen, at, before = [], [], 0, first
+    for image, after in zip(images, rest, strict=True):
+        expansion = reader.expand(image)
+        pieces.append(as_tokens(text.encode(before + expansion.text_before)))
+        at += len(pieces[-1])
+        pieces.append(path_tokens(expansion, image.digest))
+        span = Span(at, at + len(pieces[-1]))
+        seen.append(PromptImage(span=span, image=image, rows=expansion.rows, columns=expansion.columns))
+        at, before = span.stop, expansion.text_after + after
+    pieces.append(as_tokens(text.encode(before)))
+    return Prompt(tokens=join_tokens(*pieces), images=tuple(seen))
+
+
+def a_seeing_job(prompt: Prompt, *, num: int = 8, **more: Any) -> Job:
+    return Job(id=f"seeing-{next(_ids)}", prompt=prompt, max_tokens=num, sampling=Sampling(temperature=0), **more)
+
+
+def fed(runner: Runner, live: LiveSequence, prompt: Prompt, stops: Sequence[int]) -> mx.array:
+    """The logits behind each token from where the sequence is, in slices that end at `stops`."""
+    logits: list[mx.array] = []
+    for stop in stops:
+        if stop > live.position:
+            logits.append(runner.logits(live, prompt.tokens[live.position : stop]))
+    return mx.concatenate(logits)
+
+
+def cold(loaded: LoadedModel, prompt: Prompt, *, chunk: int | None = None) -> mx.array:
+    """The logits of a prompt that nothing stored has touched, in one pass, or in chunks that hold images whole."""
+    runner = Runner(loaded, can_batch=True)
+    live = runner.begin()
+    live.see(prompt.images)
+    spans = [each.span for each in prompt.images] if loaded.blueprint.whole_images else []
+    stops = {outside(at, spans) for at in range(0, len(prompt), chunk or len(prompt))}
+    return fed(runner, live, prompt, sorted({*stops, *(span.stop for span in spans), len(prompt)} - {0}))
+
+
+class SeenWalk:
+    """Prompts one after the other through one prefix cache, as the loop resumes and stores them."""
+
+    def __init__(self, loaded: LoadedModel) -> None:
+        self.loaded = loaded
+        self.runner = Runner(loaded, can_batch=True)
+        self.cache = PrefixCache(loaded.blueprint.layout)
+
+    def resume_at(self, prompt: Prompt) -> int:
+        """Where the prompt resumes: behind or before images, never in one."""
+        match, spans = self.cache.match(prompt.tokens), [each.span for each in prompt.images]
+        limit = len(prompt) - 1
+        while (at := self.cache.resume_at(match, limit=limit)) != outside(at, spans):
+            limit = outside(at, spans)
+        return at
+
+    def logits(self, prompt: Prompt) -> tuple[int, mx.array]:
+        """Where it resumed, and the logits of what was computed; stored around images and near the end."""
+        at = self.resume_at(prompt)
+        live = self.runner.start(self.cache.read(self.cache.match(prompt.tokens), at), reserve=len(prompt))
+        live.see(prompt.images)
+        edges = {edge for each in prompt.images for edge in (each.span.start, each.span.stop)}
+        near_end = outside(max(at + 1, len(prompt) - 7), [each.span for each in prompt.images])
+        found: list[mx.array] = []
+        for stop in sorted({*edges, near_end, len(prompt)}):
+            if stop > live.position:
+                found.append(fed(self.runner, live, prompt, [stop]))
+                self.cache.commit(prompt.tokens[:stop], self.runner.source(live), kind=BoundaryKind.STABLE)
+        self.runner.stop(live)
+        self.cache.check()
+        return at, mx.concatenate(found)

@@ -1,0 +1,3 @@
+from typing import Any
+
+def make_prompt_cache(model: Any) -> list[Any]: ...
