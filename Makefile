@@ -103,5 +103,5 @@ $(VENV)/.can-cluster: $(VENV)/.can-run pyproject.toml
 	@touch $@
 
 $(VENV)/.can-test: $(VENV)/.can-run pyproject.toml
-	tools/venv.sh install $(VENV) "$(WITH_MLX)" plot dev
+	tools/venv.sh install $(VENV) "$(WITH_MLX)" plot vision dev
 	@touch $@

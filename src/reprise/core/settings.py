@@ -37,6 +37,7 @@ DISK_BYTES = Bytes(20 * 10**9)
 DISK_DAILY_WRITES = Bytes(150 * 10**9)
 """Ten years of it are less than what an SSD of a terabyte is made for."""
 DRAFT_MODES = ("auto", "off", "exact")
+IMAGES = ("auto", "off")
 LOG_FORMATS = ("text", "json")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
@@ -270,6 +271,14 @@ class Settings:
             "Drop tokens less likely than this fraction of the likeliest. Default as for --temp.",
         ),
     ] = None
+    images: Annotated[
+        str,
+        _answers(
+            "images",
+            TextKind(choices=IMAGES),
+            "auto: load a model that can see so that it does, if the extra `vision` is installed. off: for text alone.",
+        ),
+    ] = "auto"
     chat_template: Annotated[
         str | None,
         _answers("chat-template", TEMPLATE, "Jinja template, or a file with one, to use instead of the model's."),
@@ -494,6 +503,7 @@ MODEL_OPTIONS: Mapping[str, Option] = {
         "max_tokens",
         "thinking_budget",
         "max_context",
+        "images",
         "kv_bits",
         "kv_group_size",
         "draft_model",

@@ -400,7 +400,12 @@ class ModelEngine:
             return self._load_draft_model()
         if settings.draft_model is None or settings.draft_mode == "off":
             return None
-        return load_model(settings.draft_model, trusts_remote_code=settings.trusts_remote_code, downloads=downloads)
+        return load_model(
+            settings.draft_model,
+            trusts_remote_code=settings.trusts_remote_code,
+            downloads=downloads,
+            images="off",
+        )
 
     def take_weights(self, memory: SharedMemory | None) -> RepriseError | None:
         """Start to serve with the loaded weights; returns an error if that failed. Waiting requests continue."""

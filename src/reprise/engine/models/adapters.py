@@ -52,10 +52,11 @@ class SharedBases:
         source, options = settings.model, _options(settings)
         with self._loading:
             directory = model_directory(source, downloads=downloads)
-            key = directory.resolve(), _files(directory)
+            # Whether it sees is not changed on loaded weights: they are other modules of another library.
+            key = directory.resolve(), _files(directory), settings.images
             base = self._held.get(key)
             if base is None:
-                base = self._held[key] = load_model(source, downloads=False, **options)
+                base = self._held[key] = load_model(source, downloads=False, images=settings.images, **options)
                 self._options[base] = options
             self._latest[_place(source)] = base
             is_other = options != self._options[base]
@@ -92,6 +93,10 @@ def with_adapter(base: LoadedModel, adapter: str) -> LoadedModel:
     """
     directory = Path(adapter).expanduser()
     config = _read_config(directory, adapter)
+    if base.vision is not None:
+        raise LoadFailed(
+            f"{adapter}: adapters are for models that take text alone. Start {base.name} with --images off."
+        )
     model = _twin(base)
     try:
         load_adapters(model, str(directory))

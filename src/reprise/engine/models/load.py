@@ -25,6 +25,7 @@ from reprise.chat.calls.call_learning import learn_calls
 from reprise.chat.extent import extent_of
 from reprise.chat.text_model import TextModel
 from reprise.core.errors import LoadFailed, first_line
+from reprise.core.installation import mend_line
 from reprise.core.job import Number, read_generation_config
 from reprise.core.kinds import Full
 from reprise.core.settings import KV_GROUP_SIZES
@@ -39,7 +40,7 @@ from reprise.engine.models.model_files import (
     quantisation_method,
     read_config,
 )
-from reprise.engine.models.vision import INSTALL, digest_of_processor, has_source, is_to_see
+from reprise.engine.models.vision import digest_of_processor, has_source, is_to_see
 from reprise.engine.states.blueprint import Blueprint, KvSpec, OpaqueSpec, blueprint_of
 from reprise.engine.states.seeing import Vision
 from reprise.engine.states.sequence_batch import SequenceBatch
@@ -300,7 +301,8 @@ def check_config(config: dict[str, Any], source: str) -> dict[str, Any]:
     try:
         mlx_lm_utils._get_classes(config)  # pyright: ignore[reportPrivateUsage] -- the only way to find out
     except ValueError as error:
-        hint = f" It may be one that sees images: {INSTALL}" if config.get("vision_config") and not has_source() else ""
+        sees = config.get("vision_config") is not None and not has_source()
+        hint = f" If it sees images, it may run with an extra: {mend_line('vision')}" if sees else ""
         raise LoadFailed(
             f"{source} is a model of type {config['model_type']!r}, which mlx-lm {version('mlx-lm')} does not support. "
             f"Choose another model, or install a newer version of Reprise.{hint}"

@@ -12,13 +12,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from reprise.core.installation import mend_line
 from reprise.engine.models.model_files import WeightsSummary
 
 log = logging.getLogger(__name__)
-
-IMAGES = ("auto", "off")
-INSTALL = "pip install 'mlx-reprise[vision]'"
-"""What a user types to have the extra."""
 
 _TEXT_ALONE: Mapping[str, str] = {
     "gemma3n": "mlx-vlm's layers for it read entries past the cache's interface",
@@ -51,7 +48,7 @@ def is_to_see(config: Mapping[str, Any], summary: WeightsSummary, source: str, *
     elif reason is not None:
         log.info("%s takes text alone: %s", source, reason)
     elif not has_source():
-        log.info("%s could see images: %s", source, INSTALL)
+        log.info("%s could see images, with an extra: %s", source, mend_line("vision"))
     else:
         from reprise.engine.models.vlm_source import SOURCE, supports  # noqa: PLC0415 (an extra, and takes seconds)
 
