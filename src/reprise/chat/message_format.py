@@ -96,6 +96,44 @@ def unquoted_arguments(arguments: str) -> str:
     return value if isinstance(value, str) else arguments
 
 
+def text_runs(content: Any) -> list[str | Mapping[str, Any]]:
+    """The text of content in any form, cut at the parts that are no text; these stand between."""
+    runs: list[str | Mapping[str, Any]] = []
+    for part in cast(list[Any], content) if isinstance(content, list) else [content]:
+        text = _part_text(part)
+        if text is None and isinstance(part, Mapping):
+            runs.append(cast(Mapping[str, Any], part))
+        elif text is not None and runs and isinstance(runs[-1], str):
+            runs[-1] += text
+        elif text is not None:
+            runs.append(text)
+    return runs
+
+
+def content_of(runs: Sequence[str | Mapping[str, Any]]) -> str | list[Any]:
+    """Content with these texts and other parts: one text where there is nothing else."""
+    if all(isinstance(run, str) for run in runs):
+        return "".join(cast(Sequence[str], runs))
+    return [{"type": "text", "text": run} if isinstance(run, str) else run for run in runs if run != ""]
+
+
+def content_up_to(content: Any, *, num_chars: int, num_images: int) -> list[str | Mapping[str, Any]]:
+    """The runs of content before the place behind so many characters and parts that are no text."""
+    begun: list[str | Mapping[str, Any]] = []
+    for run in text_runs(content):
+        if isinstance(run, str):
+            begun.append(run[:num_chars])
+            num_chars -= len(begun[-1])
+            if len(begun[-1]) < len(run):
+                break
+        elif num_images > 0:
+            begun.append(run)
+            num_images -= 1
+        else:
+            break
+    return begun
+
+
 def is_text_only(content: Any) -> bool:
     """Whether content is text, nothing, or parts that all are text."""
     return not isinstance(content, list) or all(_part_text(part) is not None for part in cast(list[Any], content))
@@ -140,6 +178,8 @@ def _written_message(message: Message, form: Form, ids: Mapping[str, str]) -> di
     elif REASONING in out:
         out[form.reasoning_as] = out.pop(REASONING)
     content = out.get("content")
+    if isinstance(content, list):
+        out["content"] = content = [_written_part(part) for part in cast(list[Any], content)]
     if form.joins_parts and isinstance(content, list) and form.reasoning_as != THINKING_PART:
         out["content"] = joined_text(cast(Any, content))
     if form.fills_content or form.has_null_content:
@@ -150,6 +190,12 @@ def _written_message(message: Message, form: Form, ids: Mapping[str, str]) -> di
     if "tool_call_id" in out:
         out["tool_call_id"] = ids.get(out["tool_call_id"], out["tool_call_id"])
     return out
+
+
+def _written_part(part: Any) -> Any:
+    """Of an image a template gets that it is one."""
+    is_image = isinstance(part, Mapping) and cast(Mapping[str, Any], part).get("type") == "image"
+    return {"type": "image"} if is_image else cast(Any, part)
 
 
 def _with_thinking_part(thought: Any, content: Any) -> list[Any]:

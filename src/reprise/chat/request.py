@@ -7,7 +7,8 @@ from typing import Any
 Message = Mapping[str, Any]
 """One message in the form that chat templates take.
 
-Keys: `role`; `content` (text, or None beside tool calls, or a list of parts where the template takes parts);
+Keys: `role`; `content` (text, or None beside tool calls, or a list of parts where the template takes parts; an image is
+the part ``{"type": "image", "image": Image}``);
 `reasoning_content` (text) on an assistant message that thought; `tool_calls` as a list of
 `{"id", "type": "function", "function": {"name", "arguments"}}`; `tool_call_id` and `name` on a tool message. Calls may
 lack ids and their arguments may be text: the renderer mends them (`chat/messages/history.py`).
@@ -16,10 +17,15 @@ lack ids and their arguments may be text: the renderer mends them (`chat/message
 
 @dataclass(frozen=True, slots=True, order=True)
 class Cut:
-    """The place in message number `message` after the first `num_chars` characters of its text."""
+    """The place in message number `message` after `num_chars` characters of its text and `num_images` images."""
 
     message: int
     num_chars: int
+    num_images: int = 0
+
+    def plus(self, cut: "Cut") -> "Cut":
+        """The place of a cut in a text that begins at this place."""
+        return Cut(self.message, self.num_chars + cut.num_chars, self.num_images + cut.num_images)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

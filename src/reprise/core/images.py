@@ -16,11 +16,12 @@ import numpy.typing as npt
 from reprise.core.tokens import Span, Tokens, as_tokens
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, weakref_slot=True, kw_only=True, eq=False, repr=False)
 class Image:
     """An image file as a client sent it, of `width` x `height` pixels as its header says.
 
-    `digest`: of the file's bytes and of whatever option changes the pixels that the model sees (`detail`).
+    `digest`: of the file's bytes and of whatever option changes the pixels that the model sees (`detail`). Images are
+    equal if their digests are.
     """
 
     content: bytes
@@ -28,6 +29,15 @@ class Image:
     width: int
     height: int
     detail: str = "auto"
+
+    def __eq__(self, other: object) -> bool:
+        return self.digest == other.digest if isinstance(other, Image) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self.digest)
+
+    def __repr__(self) -> str:
+        return f"Image({self.width} x {self.height}, {self.digest.hex()[:8]})"
 
 
 def digest_of(content: bytes, *, detail: str = "auto") -> bytes:

@@ -412,6 +412,8 @@ def _begun(message: Message) -> Message:
     content: Any = message.get("content")
     if isinstance(content, list):
         *parts, last = cast(list[Any], content)
+        if "text" not in last:
+            return message
         return {**message, "content": [*parts, {**last, "text": ""}] if parts else ""}
     text = joined_text(content).rstrip()
     return {**message, "content": text[: text.rfind("\n") + 1]}

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from reprise.chat.answer import Answer
+from reprise.chat.images import images_in
 from reprise.chat.memo import Memo
 from reprise.chat.message_format import joined_text, parsed_arguments, shortened_id, unquoted_arguments
 from reprise.chat.request import Message
@@ -225,7 +226,7 @@ def _keys(messages: Sequence[Message]) -> Iterator[int]:
     for message in messages:
         calls = [_called(call) for call in cast(Sequence[Any], message.get("tool_calls") or ())]
         words = joined_text(message.get("content")).strip()
-        chain = hash((chain, message.get("role"), words, *calls))
+        chain = hash((chain, message.get("role"), words, *images_in([message]), *calls))
         yield chain
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
-from reprise.chat.message_format import joined_text, parsed_arguments
+from reprise.chat.message_format import content_of, joined_text, parsed_arguments, text_runs
 from reprise.chat.request import ChatRequest, Cut, Message
 from reprise.chat.templates.probe_turns import HEAD_ROLES, head_length
 
@@ -42,10 +42,11 @@ class _RewrittenChat:
     def join(self, index: int, message: Message) -> None:
         """The change is appended to the last message."""
         last = self.messages[-1]
-        before, after = joined_text(last.get("content")), joined_text(message.get("content"))
-        joiner = _JOINER if before and after else ""
-        self._begins[index] = Cut(len(self.messages) - 1, len(before) + len(joiner))
-        joined: dict[str, Any] = {**last, **message, "content": before + joiner + after}
+        before, after = text_runs(last.get("content")), text_runs(message.get("content"))
+        joiner = [_JOINER] if joined_text(last.get("content")) and joined_text(message.get("content")) else []
+        num_chars = len(joined_text(last.get("content"))) + len("".join(joiner))
+        self._begins[index] = Cut(len(self.messages) - 1, num_chars, sum(not isinstance(run, str) for run in before))
+        joined: dict[str, Any] = {**last, **message, "content": content_of([*before, *joiner, *after])}
         reasons = [m["reasoning_content"] for m in (last, message) if m.get("reasoning_content")]
         if reasons:
             joined["reasoning_content"] = "\n".join(reasons)
@@ -61,18 +62,54 @@ class _RewrittenChat:
     def finish(self) -> ChatRequest:
         if self.messages == list(self._request.messages):
             return self._request
-        cuts = [
-            Cut(self._begins[cut.message].message, self._begins[cut.message].num_chars + cut.num_chars)
-            for cut in self._request.cuts
-        ]
+        cuts = [self._begins[cut.message].plus(cut) for cut in self._request.cuts]
         breakpoints: list[int] = []
         for num_before in self._request.breakpoints:
             begin = self._begins.get(num_before, Cut(len(self.messages), 0))
-            if begin.num_chars == 0:
+            if begin.num_chars == begin.num_images == 0:
                 breakpoints.append(begin.message)
             else:
-                cuts.append(Cut(begin.message, max(0, begin.num_chars - len(_JOINER))))
+                cuts.append(replace(begin, num_chars=max(0, begin.num_chars - len(_JOINER))))
         return replace(self._request, messages=tuple(self.messages), breakpoints=tuple(breakpoints), cuts=tuple(cuts))
+
+
+def images_of_results_to_users(request: ChatRequest) -> ChatRequest:
+    """Images in tool results are shown by the user behind them."""
+    return _with_images_moved(request, lambda message: message.get("role") == "tool")
+
+
+def images_of_systems_to_users(request: ChatRequest) -> ChatRequest:
+    """Images in system messages are shown by the user behind them."""
+    return _with_images_moved(request, lambda message: message.get("role") in HEAD_ROLES)
+
+
+def images_of_answers_to_users(request: ChatRequest) -> ChatRequest:
+    """Images in answers are shown by the user behind them."""
+    return _with_images_moved(request, lambda message: message.get("role") == "assistant")
+
+
+def _with_images_moved(request: ChatRequest, is_of: Callable[[Message], bool]) -> ChatRequest:
+    """Images in some messages go to the front of the next user message, or into one behind them.
+
+    Behind tool results all images of a run of them are shown together: the template may want the run whole.
+    """
+    draft, left = _RewrittenChat(request), list[Mapping[str, Any]]()
+    for index, message in enumerate(request.messages):
+        role, runs = message.get("role"), text_runs(message.get("content"))
+        if left and role == "assistant":
+            draft.add({"role": "user", "content": content_of(left)})
+            left = []
+        if left and role == "user":
+            draft.keep(index, {**message, "content": content_of([*left, *runs])})
+            left = []
+        elif is_of(message) and any(not isinstance(run, str) for run in runs):
+            left += [run for run in runs if not isinstance(run, str)]
+            draft.keep(index, {**message, "content": joined_text(message.get("content"))})
+        else:
+            draft.keep(index, message)
+    if left:
+        draft.add({"role": "user", "content": content_of(left)})
+    return draft.finish()
 
 
 def late_systems_as_users(request: ChatRequest) -> ChatRequest:
@@ -83,7 +120,7 @@ def late_systems_as_users(request: ChatRequest) -> ChatRequest:
     draft, head = _RewrittenChat(request), head_length(request.messages)
     for index, message in enumerate(request.messages):
         is_late = index >= head and message.get("role") in HEAD_ROLES
-        draft.keep(index, {"role": "user", "content": joined_text(message.get("content"))} if is_late else message)
+        draft.keep(index, _as_user(message) if is_late else message)
     return draft.finish()
 
 
@@ -101,7 +138,7 @@ def system_in_question(request: ChatRequest) -> ChatRequest:
     if head == 0:
         return request
     draft = _RewrittenChat(request)
-    draft.keep(0, {"role": "user", "content": joined_text(messages[0].get("content"))})
+    draft.keep(0, _as_user(messages[0]))
     for index in range(1, len(messages)):
         is_joined = index < head or (index == head and messages[index].get("role") == "user")
         (draft.join if is_joined else draft.keep)(index, messages[index])
@@ -150,9 +187,10 @@ def calls_as_text(request: ChatRequest, write: CallWriter) -> ChatRequest:
     for index, message in enumerate(request.messages):
         if _calls(message):
             written = write([(str(_function(call).get("name")), _arguments(call)) for call in _calls(message)])
-            content = joined_text(message.get("content"))
+            content = text_runs(message.get("content"))
             spoken = {key: value for key, value in message.items() if key != "tool_calls"}
-            draft.keep(index, {**spoken, "content": f"{content}\n{written}" if content else written})
+            joiner = "\n" if joined_text(message.get("content")) else ""
+            draft.keep(index, {**spoken, "content": content_of([*content, joiner + written])})
         else:
             draft.keep(index, message)
     return draft.finish()
@@ -217,7 +255,7 @@ def without_empty_answers(request: ChatRequest) -> ChatRequest:
 
 
 def is_empty_answer(message: Message) -> bool:
-    is_silent = joined_text(message.get("content")) == "" and not _calls(message)
+    is_silent = not any(text_runs(message.get("content"))) and not _calls(message)
     return message.get("role") == "assistant" and is_silent
 
 
@@ -301,5 +339,5 @@ def _with_mapping(call: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**call, "function": {**_function(call), "arguments": {"arguments": arguments}}}
 
 
-def _as_user(result: Message) -> Message:
-    return {"role": "user", "content": joined_text(result.get("content"))}
+def _as_user(message: Message) -> Message:
+    return {"role": "user", "content": content_of(text_runs(message.get("content")))}

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, cast
 
+from reprise.chat.images import PROBE, image_part
 from reprise.chat.message_format import USUAL_IDS, joined_text
 from reprise.chat.messages import rewriting
 from reprise.chat.request import ChatRequest, Message
@@ -214,6 +215,10 @@ def _sees(call_id: str, word: str) -> Message:
     return {"role": "tool", "tool_call_id": call_id, "name": "look", "content": word}
 
 
+def _with_image(message: Message) -> Message:
+    return {**message, "content": [{"type": "text", "text": message["content"]}, image_part(PROBE)]}
+
+
 _TOOL = {
     "type": "function",
     "function": {
@@ -243,6 +248,24 @@ _LOOP = (_ASKED, _LOOKS, _SEEN)
 def _rules(write_call: rewriting.CallWriter) -> tuple[_ShapeRule, ...]:
     """The rules in order: what one leaves, a later one may have to mend."""
     return (
+        _ShapeRule(
+            probes=((_ASKED, _LOOKS, _with_image(_SEEN)),),
+            baseline=_LOOP,
+            rewrite=rewriting.images_of_results_to_users,
+            note="images of tool results put into a user message behind them: the chat template accepts none there",
+        ),
+        _ShapeRule(
+            probes=((_with_image(_SYSTEM), _ASKED),),
+            baseline=_ONE_TURN,
+            rewrite=rewriting.images_of_systems_to_users,
+            note="images of system messages put into a user message behind them: the chat template accepts none there",
+        ),
+        _ShapeRule(
+            probes=((_ASKED, _with_image(_ANSWERED), _ASKED_THEN),),
+            baseline=_TWO_TURNS,
+            rewrite=rewriting.images_of_answers_to_users,
+            note="images of answers put into a user message behind them: the chat template accepts none in answers",
+        ),
         _ShapeRule(
             probes=(
                 (_SYSTEM, _ASKED, _ANSWERED, _SYSTEM_THEN, _ASKED_THEN),

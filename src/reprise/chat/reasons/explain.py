@@ -9,12 +9,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from reprise.chat.images import image_at, images_in, shown
 from reprise.chat.message_format import joined_text
 from reprise.chat.reasons.volatile_prefix import moments_in, touches_clock, touches_date
 from reprise.chat.request import ChatRequest, Message
 from reprise.chat.templates.probe_turns import head_length, last_user_at
 from reprise.chat.templates.rendered import PartKind, PromptPart, Rendered, words_at
 from reprise.chat.text_model import TextModel
+from reprise.core.images import Image
 from reprise.core.outcome import Outcome, Reason
 from reprise.core.tokens import Span, Tokens, common_prefix
 
@@ -60,6 +62,14 @@ ADVICE = {
     ),
     Reason.ANSWER_RENDERED_DIFFERENTLY: "Send answers back exactly as they came, with reasoning and tool calls.",
     Reason.TEMPLATE_RERENDERED: "The chat template moves text as the chat grows; settling computes that while idle.",
+    Reason.IMAGE_CHANGED: (
+        "Another image stands here, so everything behind it is computed again. Send an image that is not new byte for "
+        "byte as before: clients that encode their screenshots again on each request change them."
+    ),
+    Reason.IMAGE_DROPPED: (
+        "An image was left out of the middle of the chat, so everything behind it is computed again. A client that "
+        "keeps only its latest images pays for that on each request: keep all, or drop many of them at once and rarely."
+    ),
     Reason.BRANCHED: "",
     Reason.NO_SNAPSHOT: "This model resumes only at snapshots; more memory keeps more of them.",
     Reason.PROMPT_LOGPROBS: "The request asked for log-probabilities of the prompt, so all of it is computed.",
@@ -188,9 +198,15 @@ def _divergence(
         position=known,
         char=char,
         part=rendered.part_at_char(char),
-        shared_text=_decoded(tokens[max(0, known - _NUM_SHOWN) : known], text_model),
-        expected_text=_decoded(expected[:_NUM_SHOWN], text_model),
-        actual_text=_decoded(tokens[known : known + _NUM_SHOWN], text_model),
+        shared_text=_shown(rendered, max(0, known - _NUM_SHOWN), known, text_model),
+        # What was stored and is not of the previous prompt has images of which only the ids are known.
+        expected_text=shown(
+            expected[:_NUM_SHOWN],
+            text_model.decode,
+            start=known,
+            images=() if previous is None or shared != known else previous.prompt.images,
+        ),
+        actual_text=_shown(rendered, known, min(len(tokens), known + _NUM_SHOWN), text_model),
     )
 
 
@@ -212,13 +228,17 @@ def _of(accounts: Sequence[ComputedSpan], divergence: Divergence | None = None) 
     )
 
 
-def _decoded(tokens: Tokens, text_model: TextModel) -> str:
-    return text_model.decode(tokens.tolist()) if len(tokens) > 0 else ""
+def _shown(rendered: Rendered, start: int, stop: int, text_model: TextModel) -> str:
+    prompt = rendered.prompt
+    return shown(prompt.tokens[start:stop], text_model.decode, start=start, images=prompt.images)
 
 
 def classify(divergence: Divergence, text_model: TextModel) -> Reason:
     """The reason for a divergence."""
     previous = divergence.previous
+    of_image = _classify_image(divergence)
+    if of_image is not None:
+        return of_image
     if _is_in_head(divergence):
         return _classify_head(divergence, previous)
     if previous is not None and _options(previous) != _options(divergence.rendered) and not _is_edited(divergence):
@@ -282,6 +302,24 @@ def _classify_message(divergence: Divergence, index: int, role: str | None) -> R
     last_user = last_user_at(messages)
     is_last = last_user is not None and index >= last_user
     return Reason.LAST_MESSAGE_EDITED if is_last else Reason.EARLIER_MESSAGE_EDITED
+
+
+def _classify_image(divergence: Divergence) -> Reason | None:
+    """What became of the images of the message at the divergence, where only they are others; None: nothing."""
+    part, previous = divergence.part, divergence.previous
+    if part is None or part.index is None or previous is None or part.index >= len(previous.request.messages):
+        return None
+    before, now = previous.request.messages[part.index], divergence.rendered.request.messages[part.index]
+    there = images_in(divergence.rendered.request.messages)
+    if all(image in there for image in images_in([before])):
+        return None
+    # Who leaves an image out may say so in its place.
+    is_same_text = joined_text(before.get("content")).strip() in joined_text(now.get("content"))
+    if not is_same_text and image_at(previous.prompt.images, divergence.position) is None:
+        return None
+    stood = images_in(previous.request.messages)
+    is_new = any(image not in stood for image in images_in([now]))
+    return Reason.IMAGE_CHANGED if is_new else Reason.IMAGE_DROPPED
 
 
 def _is_in_head(divergence: Divergence) -> bool:
@@ -364,7 +402,8 @@ def is_continued(before: ChatRequest, now: ChatRequest) -> bool:
 
 def _chat_start(request: ChatRequest) -> tuple[Any, str, str] | None:
     messages = request.messages[head_length(request.messages) :]
-    return _said(messages[0]) if messages else None
+    # A chat with another image is one whose image was changed.
+    return _said(messages[0])[:3] if messages else None
 
 
 def _system_texts(request: ChatRequest) -> list[str]:
@@ -422,11 +461,12 @@ def _own_words(rendered: Rendered, part: PromptPart) -> Span | None:
     )
 
 
-def _said(message: Message) -> tuple[Any, str, str]:
-    return message.get("role"), joined_text(message.get("content")).strip(), repr(message.get("tool_calls"))
+def _said(message: Message) -> tuple[Any, str, str, list[Image]]:
+    text = joined_text(message.get("content")).strip()
+    return message.get("role"), text, repr(message.get("tool_calls")), images_in([message])
 
 
-def _head(rendered: Rendered) -> list[tuple[Any, str, str]]:
+def _head(rendered: Rendered) -> list[tuple[Any, str, str, list[Image]]]:
     messages = rendered.request.messages
     return [_said(message) for message in messages[: head_length(messages)]]
 

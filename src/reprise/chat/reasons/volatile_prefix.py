@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
+from reprise.chat.images import images_in
 from reprise.chat.message_format import joined_text
 from reprise.chat.request import ChatRequest, Cut, Message
 from reprise.chat.templates.probe_turns import head_length
@@ -157,6 +158,20 @@ def reordered_tools(before: Sequence[Mapping[str, Any]], now: Sequence[Mapping[s
     return ("the order of the tools changed, which breaks the prefix: --stable-tools sorts them",)
 
 
+def reencoded_images(before: Sequence[Message], now: Sequence[Message]) -> tuple[str, ...]:
+    """A note if a message that two requests of a chat have shows another file of the same size now."""
+    for index, (old, new) in enumerate(zip(before, now, strict=False)):
+        if (old.get("role"), joined_text(old.get("content"))) != (new.get("role"), joined_text(new.get("content"))):
+            break
+        for one, other in zip(images_in([old]), images_in([new]), strict=False):
+            if one != other and (one.width, one.height) == (other.width, other.height):
+                return (
+                    f"message {index} has another image of {one.width} x {one.height} than before: a client that "
+                    "encodes an image again on each request breaks the prefix; send the same bytes",
+                )
+    return ()
+
+
 def _notes(rule: Rule, messages: Sequence[Message]) -> list[str]:
     for message in messages:
         found = rule.pattern.search(joined_text(message.get("content")))
@@ -233,7 +248,7 @@ def _moved(cut: Cut, message: Message, pattern: re.Pattern[str]) -> Cut:
     text = joined_text(message.get("content"))
     spans = [found.span() for found in pattern.finditer(text)]
     gone = sum(min(stop, cut.num_chars) - start for start, stop in spans if start < cut.num_chars)
-    return Cut(cut.message, cut.num_chars - gone)
+    return replace(cut, num_chars=cut.num_chars - gone)
 
 
 def _tool_name(tool: Mapping[str, Any]) -> str:

@@ -9,25 +9,27 @@ from typing import Any, Literal, Protocol, cast
 
 from reprise.chat.answer import Answer
 from reprise.chat.answers.markup import is_harmony
+from reprise.chat.images import SeenImages, images_in, with_seen
 from reprise.chat.memo import Memo
 from reprise.chat.message_format import joined_text
 from reprise.chat.messages.compaction import Answered, Compactions
 from reprise.chat.messages.history import ReasoningMemory, argument_texts, as_message, completed
 from reprise.chat.messages.system_placement import Placement
 from reprise.chat.reasons.explain import Explanation, explain
-from reprise.chat.reasons.volatile_prefix import normalize, reordered_tools
+from reprise.chat.reasons.volatile_prefix import normalize, reencoded_images, reordered_tools
 from reprise.chat.rendering.boundaries import find_boundaries
 from reprise.chat.request import ChatRequest, Message
-from reprise.chat.templates.piecewise_tokenizer import PieceTokenizer, Spelled
+from reprise.chat.templates.piecewise_tokenizer import PieceTokenizer, Spelled, TokenizedText
 from reprise.chat.templates.probe_turns import STAND_IN_WORDS, first_user_turns, head_length, known_results, known_turns
 from reprise.chat.templates.rendered import Rendered, find_parts
 from reprise.chat.templates.template import ChatTemplate, RenderContext
 from reprise.chat.text_model import TextModel, refuse_if_parts_too_long, refuse_if_too_long
 from reprise.core.backend import StoredRun
 from reprise.core.errors import BadRequest
+from reprise.core.images import outside
 from reprise.core.outcome import Outcome
 from reprise.core.prompt import Boundary, BoundaryKind, Prompt
-from reprise.core.tokens import common_prefix, own_tokens
+from reprise.core.tokens import common_prefix
 
 Branch = Literal["user", "tool"]
 """The messages after an answer: a user message, or the results of its tool calls."""
@@ -71,10 +73,12 @@ class Renderer:
         self.settings = settings or RenderSettings()
         self._text_model = text_model
         self._clock = clock
-        self._template = ChatTemplate(text_model)
+        self._images = None if text_model.images is None else SeenImages(text_model.images)
+        self._template = ChatTemplate(text_model, self._images)
         self._placement = Placement(self._template, text_model)
         self._tokenizer = PieceTokenizer(
             text_model,
+            images=self._images,
             is_faithful=not self.settings.has_canonical_tokens,
             nbytes=self.settings.token_memory_nbytes,
         )
@@ -96,7 +100,7 @@ class Renderer:
         sentence.
         """
         whole = completed(request.messages)
-        request = replace(request, messages=whole.messages)
+        request = replace(request, messages=self._seen(whole.messages))
         # Now: a call is written several times on the way to a prompt.
         refuse_if_parts_too_long(argument_texts(request.messages), self._text_model, context=self.settings.context)
         notes = [*request.notes, *whole.notes, *(_tool_notes(self._text_model) if request.tools else ())]
@@ -127,10 +131,11 @@ class Renderer:
         previous = self._previous(request)
         if self.settings.normalizes and previous is not None:
             notes += reordered_tools(previous.request.tools, request.tools)
+            notes += reencoded_images(previous.history, history)
         rendered = Rendered(
             context=context,
             history=history,
-            prompt=Prompt(tokens=tokenized.tokens, boundaries=found.boundaries),
+            prompt=tokenized.prompt(boundaries=found.boundaries),
             text=text,
             tokenized=tokenized,
             is_thinking_open=self._is_open(text[from_char:]),
@@ -143,6 +148,10 @@ class Renderer:
             self._keep(rendered)
             self.compactions.observe(_as_sent(rendered))
         return rendered
+
+    def _seen(self, messages: tuple[Message, ...]) -> tuple[Message, ...]:
+        """The messages with their images as they stand in a prompt. Raises BadRequest for one that cannot be read."""
+        return messages if self._images is None else with_seen(messages, self._images.see)
 
     def recall(self, runs: Iterable[StoredRun]) -> None:
         """Learn from prompts that an earlier server stored how it spelled them. Each run follows its parent."""
@@ -189,7 +198,7 @@ class Renderer:
         length = self._tokenizer.shared(run, second)
         if length <= common_prefix(run.tokens[:length], rendered.prompt.tokens):
             return None
-        return Prompt(tokens=own_tokens(run.tokens[:length]), boundaries=(Boundary(length, BoundaryKind.STABLE),))
+        return _begun(run, length)
 
     def _after_summary(self, rendered: Rendered, answer: Answer) -> Prompt | None:
         """The chat that follows this answer, if it is a summary of a known form."""
@@ -239,9 +248,7 @@ class Renderer:
         run = self._tokenizer.tokenize(first)
         length = self._tokenizer.shared(run, second)
         same = common_prefix(run.tokens[:length], rendered.prompt.tokens)
-        kept = (boundary for boundary in rendered.prompt.boundaries if boundary.position <= min(same, length))
-        boundaries = sorted({*kept, Boundary(length, BoundaryKind.STABLE)})
-        return Prompt(tokens=own_tokens(run.tokens[:length]), boundaries=tuple(boundaries))
+        return _begun(run, length, (each for each in rendered.prompt.boundaries if each.position <= same))
 
     def explain(self, rendered: Rendered, outcome: Outcome) -> Explanation:
         """Why the tokens behind the resume position of this request had to be computed."""
@@ -388,6 +395,13 @@ class Renderers:
             renderer.compactions.restore(note)
 
 
+def _begun(run: TokenizedText, length: int, boundaries: Iterable[Boundary] = ()) -> Prompt:
+    """The first `length` tokens as a prompt, or those before an image that they end in, with a boundary at its end."""
+    whole = run.prompt()
+    length = outside(length, whole.spans)
+    return whole.up_to(length, {*boundaries, Boundary(length, BoundaryKind.STABLE)})
+
+
 def _tool_notes(text_model: TextModel) -> tuple[str, ...]:
     """What a request with tools should know of this model."""
     calls = text_model.calls
@@ -423,7 +437,8 @@ def _json(value: object) -> str:
 
 
 def _rendered_nbytes(_key: int, rendered: Rendered) -> int:
-    return 4 * len(rendered.text) + 2 * rendered.prompt.tokens.nbytes + 1000
+    files = sum(len(image.content) for image in images_in(rendered.history))
+    return 4 * len(rendered.text) + 2 * rendered.prompt.tokens.nbytes + files + 1000
 
 
 def _common_length(a: str, b: str) -> int:

@@ -18,9 +18,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from weakref import WeakKeyDictionary
 
+from reprise.chat.images import SeenImage, SeenImages
 from reprise.chat.memo import Memo
 from reprise.chat.text_model import TextModel
 from reprise.core.abandon import stop_if_abandoned
+from reprise.core.images import PromptImage
+from reprise.core.prompt import Boundary, Prompt
 from reprise.core.tokens import Tokens, as_tokens, common_prefix, join_tokens
 
 Encode = Callable[[str], list[int]]
@@ -144,13 +147,28 @@ _ENTRY_NBYTES = 300
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TextPiece:
-    """`text` stands after texts whose hash is `chain`, from the character `char_at` and the token `token_at` on."""
+    """`text` stands after texts whose hash is `chain`, from the character `char_at` and the token `token_at` on.
+
+    `image`: the one that it begins with.
+    """
 
     text: str
     tokens: Tokens
     chain: int
     char_at: int
     token_at: int
+    image: SeenImage | None = None
+
+    def num_chars(self, num_tokens: int, decode: Callable[[Sequence[int]], str]) -> int:
+        """How many characters its first tokens stand for. An image has none before it is whole."""
+        begun, head = self.tokens[:num_tokens], 0
+        if self.image is not None:
+            begun, head = begun[len(self.image.run) :], self.text.index(self.image.tag) + len(self.image.tag)
+            if num_tokens < len(self.image.run):
+                return 0
+        # An unfinished character decodes to a replacement: it begins where that stands.
+        text = decode(begun.tolist()).rstrip("\ufffd") if len(begun) > 0 else ""
+        return min(len(self.text), head + len(text))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -166,6 +184,16 @@ class TokenizedText:
     def tokens(self) -> Tokens:
         """All tokens, shape ``(length,)``."""
         return join_tokens(*(piece.tokens for piece in self.pieces))
+
+    @cached_property
+    def images(self) -> tuple[PromptImage, ...]:
+        """The images in it."""
+        return tuple(piece.image.at(piece.token_at) for piece in self.pieces if piece.image is not None)
+
+    def prompt(self, length: int | None = None, boundaries: Sequence[Boundary] = ()) -> Prompt:
+        """Its first `length` tokens (None: all) as a prompt, or fewer where that would cut an image."""
+        whole = Prompt(tokens=self.tokens, boundaries=tuple(boundaries), images=self.images)
+        return whole if length is None else whole.up_to(length)
 
     def piece_of_token(self, position: int) -> TextPiece | None:
         """The piece that the token at `position` belongs to. O(pieces)."""
@@ -192,10 +220,14 @@ class TokenizedText:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spelled:
-    """How far a run of tokens was read: the hash of the texts of its whole pieces, and the tokens behind those."""
+    """How far a run of tokens was read: the hash of the texts of its whole pieces, and the tokens behind those.
+
+    `has_image`: there is an image in it. Its text is not known from its ids, so nothing behind it is learned.
+    """
 
     chain: int = 0
     tail: tuple[int, ...] = ()
+    has_image: bool = False
 
 
 class PieceTokenizer:
@@ -206,7 +238,15 @@ class PieceTokenizer:
     only there another spelling of the same text is worth keeping.
     """
 
-    def __init__(self, text_model: TextModel, *, is_faithful: bool = True, nbytes: int = 64 << 20) -> None:
+    def __init__(
+        self,
+        text_model: TextModel,
+        *,
+        images: SeenImages | None = None,
+        is_faithful: bool = True,
+        nbytes: int = 64 << 20,
+    ) -> None:
+        self._images = images
         self._encode = text_model.encode
         self._decode = text_model.decode
         self._seams = Seams(text_model.encode, text_model.splitters)
@@ -262,10 +302,11 @@ class PieceTokenizer:
         Where the next piece begins is decided by at most the longest splitter's characters: these are equal as well.
         """
         num = 0
+        longest = max(self._seams.longest, self._images.longest if self._images is not None else 0)
         for at, piece in enumerate(known.pieces):
             if not text.startswith(piece.text, piece.char_at):
                 break
-            if len(piece.text) >= self._seams.longest:
+            if len(piece.text) >= longest:
                 num = at
         return num
 
@@ -278,6 +319,8 @@ class PieceTokenizer:
         if not self._is_faithful or not prompt.pieces or len(sampled) == 0:
             return
         last = prompt.pieces[-1]
+        if last.image is not None:
+            return
         chain = last.chain
         tail = [*last.tokens.tolist(), *sampled]
         groups = list(self._groups(tail))
@@ -298,6 +341,8 @@ class PieceTokenizer:
 
         `spelled`: where the tokens before these end. The last piece may not be whole: `recall_end` is for that.
         """
+        if spelled.has_image or any(token < 0 for token in tokens):
+            return Spelled(has_image=True)
         first, *others = self._groups(tokens) if len(tokens) > 0 else [[]]
         if spelled.tail and not (first and self._seams.is_seam_token(first[0])):
             first = [*spelled.tail, *first]
@@ -322,23 +367,57 @@ class PieceTokenizer:
     def _pieces(self, text: str, begun: TextPiece | None = None) -> Iterator[TextPiece]:
         """The pieces of a text, from where `begun` stands in it."""
         chain, char_at, token_at = (0, 0, 0) if begun is None else (begun.chain, begun.char_at, begun.token_at)
-        for part in self._seams.cut(text, char_at):
+        for part in self._parts(text, char_at):
             stop_if_abandoned()
-            tokens = self._tokens(chain, part)
-            yield TextPiece(text=part, tokens=tokens, chain=chain, char_at=char_at, token_at=token_at)
+            image = self._image_of(part)
+            tokens = self._tokens(chain, part) if image is None else self._tokens_of_image(image, part)
+            yield TextPiece(text=part, tokens=tokens, chain=chain, char_at=char_at, token_at=token_at, image=image)
             chain = _after(chain, part)
             char_at += len(part)
             token_at += len(tokens)
 
+    def _parts(self, text: str, start: int) -> Iterator[str]:
+        """The text from `start` on, cut at its seams and before its images."""
+        for part in self._seams.cut(text, start):
+            at = 0
+            for found in self._images.pattern.finditer(part, 1) if self._images is not None else ():
+                yield part[at : found.start()]
+                at = found.start()
+            yield part[at:]
+
+    def _image_of(self, part: str) -> SeenImage | None:
+        """The image that a piece begins with."""
+        found = None if self._images is None else self._images.pattern.match(part)
+        return None if self._images is None or found is None else self._images.tagged(found.group(1))
+
+    def _tokens_of_image(self, image: SeenImage, part: str) -> Tokens:
+        """The image's own tokens, and those that the rest of the piece has behind its marker."""
+        assert self._images is not None
+        marker = self._images.marker
+        behind = self._own_tokens(marker + part[len(marker) + len(image.tag) :])
+        return join_tokens(image.run, behind[len(self._own_tokens(marker)) :])
+
     def _tokens(self, chain: int, part: str) -> Tokens:
         sampled = self._sampled.get((chain, part)) if self._is_faithful else None
-        if sampled is not None:
-            return sampled
+        return self._own_tokens(part) if sampled is None else sampled
+
+    def _own_tokens(self, part: str) -> Tokens:
         known = self._canonical.get(part)
         if known is None:
-            known = encode_long(self._encode, part)
+            known = self._spelled(part)
             self._canonical.put(part, known)
         return known
+
+    def _spelled(self, part: str) -> Tokens:
+        if self._images is None or self._images.cut_marker not in part:
+            return encode_long(self._encode, part)
+        # Somebody's words have what would be an image's marker as one token.
+        first, second = self._images.halves
+        texts = part.split(self._images.cut_marker)
+        texts = [("" if at == 0 else second) + text for at, text in enumerate(texts)]
+        return join_tokens(
+            *(encode_long(self._encode, text + (first if at < len(texts) - 1 else "")) for at, text in enumerate(texts))
+        )
 
     def _groups(self, tokens: Sequence[int]) -> Iterator[list[int]]:
         """The tokens, cut before each seam."""

@@ -9,7 +9,7 @@ messages carry is carried on.
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from reprise.chat.message_format import USUAL_IDS, joined_text
+from reprise.chat.message_format import USUAL_IDS, content_of, content_up_to, joined_text
 from reprise.chat.request import ChatRequest, Cut, Message
 
 STAND_IN_WORDS = ("Alpha", "Bravo")
@@ -90,9 +90,10 @@ def replaced_at(messages: Sequence[Message], index: int) -> tuple[Messages, ...]
 def cut_at(messages: Sequence[Message], cut: Cut) -> tuple[Messages, ...]:
     """The messages up to a place within one, and then another text in the same message: candidates."""
     message = messages[cut.message]
-    text = joined_text(message.get("content"))
+    text, content = joined_text(message.get("content")), message.get("content")
     word = STAND_IN_WORDS[1] if text[cut.num_chars :].lstrip().startswith(STAND_IN_WORDS[0][0]) else STAND_IN_WORDS[0]
-    begun = (*messages[: cut.message], {**message, "content": text[: cut.num_chars] + word})
+    said = content_of([*content_up_to(content, num_chars=cut.num_chars, num_images=cut.num_images), word])
+    begun = (*messages[: cut.message], {**message, "content": said})
     followed = (*begun, _like(messages, "user", word))
     # A system message alone is no chat to many templates.
     return (followed, begun) if message.get("role") in HEAD_ROLES else (begun, followed)

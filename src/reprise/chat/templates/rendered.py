@@ -8,7 +8,8 @@ from enum import StrEnum
 from itertools import pairwise
 from typing import Any, cast
 
-from reprise.chat.message_format import joined_text, parsed_arguments
+from reprise.chat.images import seen_part
+from reprise.chat.message_format import parsed_arguments, text_runs
 from reprise.chat.request import ChatRequest, Message
 from reprise.chat.templates.piecewise_tokenizer import TokenizedText
 from reprise.chat.templates.probe_turns import head_length
@@ -74,9 +75,7 @@ class Rendered:
         piece = self.tokenized.piece_of_token(position)
         if piece is None:
             return len(self.text)
-        before = piece.tokens[: position - piece.token_at].tolist()
-        # An unfinished character decodes to a replacement: it begins where that stands.
-        return piece.char_at + min(len(piece.text), len(decode(before).rstrip("\ufffd")) if before else 0)
+        return piece.char_at + piece.num_chars(position - piece.token_at, decode)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,8 +157,9 @@ def _found(said: Sequence[str], text: str, within: Span) -> Span | None:
 
 
 def _words(message: Message) -> list[str]:
-    """The words of the message after its reasoning, in the order in which templates write it."""
-    said = [joined_text(message.get("content"))]
+    """The words of the message after its reasoning, in the order in which templates write it; of an image its tag."""
+    runs = text_runs(message.get("content"))
+    said = [run if isinstance(run, str) else seen.tag if (seen := seen_part(run)) is not None else "" for run in runs]
     for call in cast(Sequence[Any], message.get("tool_calls") or ()):
         function: Any = cast(Mapping[str, Any], call).get("function", {}) if isinstance(call, Mapping) else {}
         said.append(str(function.get("name", "")))

@@ -11,6 +11,7 @@ from weakref import WeakKeyDictionary
 
 from jinja2 import TemplateSyntaxError
 
+from reprise.chat.images import SeenImages, images_in, seen_in
 from reprise.chat.message_format import (
     ID_LENGTHS,
     REASONING,
@@ -162,7 +163,9 @@ thinking, its prompts) has a separate `ChatTemplate`, and none tries again what 
 class ChatTemplate:
     """The chat template of a model. Everything it raises becomes `TemplateFailed` with the template's own sentence."""
 
-    def __init__(self, text_model: TextModel) -> None:
+    def __init__(self, text_model: TextModel, images: SeenImages | None = None) -> None:
+        """`images`: what is known of those in the messages; None: the model sees none."""
+        self._images = images
         self._render = text_model.render
         source = text_model.template_source
         known = {} if self._render is None else _FINDINGS.setdefault(self._render, {})
@@ -235,23 +238,42 @@ class ChatTemplate:
     ) -> str:
         """Render messages in a context, with the generation prompt unless the last message is continued.
 
-        Raises TemplateFailed.
+        A marker of images stands for images alone, each with its tag. Raises TemplateFailed.
         """
+        request = context.request
+        given: dict[str, Any] = {
+            "add_generation_prompt": has_prompt and not is_continued,
+            "continue_final_message": is_continued,
+        }
+        own: dict[str, Any] = {
+            "documents": [dict(document) for document in request.documents] if request.documents else None,
+            **(tools_as or self.tools_as).options(request.tools, context.moment),
+            **request.template_options,
+        }
+        said, images = written(messages, context.form), seen_in(messages)
+        if self._images is None:
+            return self._rendered(said, **given, **own, **self.dates.options(context.moment))
+        if images:
+            # A marker in somebody's words could be taken for one of them.
+            said, own = self._images.without_markers(said), self._images.without_markers(own)
+        text = self._rendered(said, **given, **own, **self.dates.options(context.moment))
+        if not images and self._images.marker in text:
+            said, own = self._images.without_markers(said), self._images.without_markers(own)
+            text = self._rendered(said, **given, **own, **self.dates.options(context.moment))
+        if not images:
+            return text
+        seen = self._images.written(text, images)
+        if seen is None:
+            raise TemplateFailed(
+                f"The chat template writes {text.count(self._images.marker)} of {len(images)} images.", param="messages"
+            )
+        return seen
+
+    def _rendered(self, messages: list[dict[str, Any]], **options: Any) -> str:
         assert self._render is not None, "checked when the context was opened"
         stop_if_abandoned()
-        request = context.request
         try:
-            return self._render(
-                written(messages, context.form),
-                documents=[dict(document) for document in request.documents] if request.documents else None,
-                add_generation_prompt=has_prompt and not is_continued,
-                continue_final_message=is_continued,
-                **{
-                    **(tools_as or self.tools_as).options(request.tools, context.moment),
-                    **request.template_options,
-                    **self.dates.options(context.moment),
-                },
-            )
+            return self._render(messages, **options)
         except Exception as error:
             # A template is a program that came with the model: it may raise anything.
             sentence = str(error) or type(error).__name__
@@ -284,7 +306,8 @@ class ChatTemplate:
         if reserved:
             raise BadRequest(f"`{reserved[0]}` cannot be a chat template option.", param="chat_template_kwargs")
         for message in request.messages:
-            if not is_text_only(message.get("content")) and not self.takes_parts:
+            is_read = is_text_only(message.get("content")) or self.takes_parts
+            if not is_read or (self._images is None and images_in([message])):
                 raise BadRequest("This model reads text only. Send text content.", param="messages")
 
     def _needs_no_joining(self, request: ChatRequest) -> bool:

@@ -1,0 +1,213 @@
+"""Images in a chat: in its messages, in its text, and in the words of people who look at its tokens.
+
+A message has a part ``{"type": "image", "image": Image}``, and the template writes the model's marker for it. In the
+text the marker is followed by a tag with the image's digest, so whoever compares texts compares images; the
+tokenizer puts the image's run of tokens in the place of both. A marker in somebody's words is no image: it is cut in
+two, and the tokenizer joins the tokens of its halves.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from threading import Lock
+from typing import Any, cast
+from weakref import WeakValueDictionary
+
+from reprise.chat.request import Message
+from reprise.core.images import Image, ImageExpansion, ImageReader, PromptImage, path_tokens
+from reprise.core.tokens import Span, Tokens, as_tokens
+
+# Code points that Unicode reserves for a program's own use.
+_OPENING, _CLOSING, _CUT = "\ufdd1", "\ufdd2", "\ufdd0"
+_NUM_DIGITS = 32
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SeenImage:
+    """An image, and what stands for it in a prompt of one model."""
+
+    image: Image
+    expansion: ImageExpansion
+
+    @cached_property
+    def run(self) -> Tokens:
+        """Its tokens in the token path."""
+        return path_tokens(self.expansion, self.image.digest)
+
+    @property
+    def tag(self) -> str:
+        """What follows its marker in a text."""
+        return f"{_OPENING}{self.image.digest.hex():.{_NUM_DIGITS}}{_CLOSING}"
+
+    def at(self, start: int) -> PromptImage:
+        """The image where it begins at this position of a prompt."""
+        rows, columns = self.expansion.rows, self.expansion.columns
+        return PromptImage(span=Span(start, start + len(self.run)), image=self.image, rows=rows, columns=columns)
+
+
+PROBE = SeenImage(
+    image=Image(content=b"", digest=bytes(16), width=1, height=1),
+    expansion=ImageExpansion(tokens=as_tokens([0]), placeholder=0, rows=1, columns=1),
+)
+"""An image for trying a template: nothing reads it."""
+
+
+class SeenImages:
+    """The images in the chats of one model, as long as somebody has them. Safe to use from several threads."""
+
+    def __init__(self, reader: ImageReader) -> None:
+        self.marker = reader.marker
+        self._reader = reader
+        self._by_tag: WeakValueDictionary[str, SeenImage] = WeakValueDictionary()
+        self._lock = Lock()
+        self.pattern = re.compile(f"{re.escape(self.marker)}({_OPENING}[0-9a-f]{{1,{_NUM_DIGITS}}}{_CLOSING})")
+        """A marker with the tag of an image."""
+        half = len(self.marker) // 2
+        self.halves = (self.marker[:half], self.marker[half:])
+        self.cut_marker = _CUT.join(self.halves)
+        """What stands for a marker in somebody's words."""
+
+    @property
+    def longest(self) -> int:
+        """The most characters of a marker with its tag."""
+        return len(self.marker) + _NUM_DIGITS + 2
+
+    def see(self, image: Image) -> SeenImage:
+        """The image as it stands in a prompt. Raises BadRequest for a file that cannot be decoded."""
+        seen = SeenImage(image=image, expansion=self._reader.expand(image))
+        with self._lock:
+            return self._by_tag.setdefault(seen.tag, seen)
+
+    def tagged(self, tag: str) -> SeenImage:
+        """The image with this tag, which somebody has."""
+        return self._by_tag[tag]
+
+    def written(self, text: str, images: Sequence[SeenImage]) -> str | None:
+        """The text with these images in the places of its markers; None: it has more or fewer of them."""
+        parts = text.split(self.marker)
+        if len(parts) != len(images) + 1:
+            return None
+        out = [parts[0]]
+        for seen, part in zip(images, parts[1:], strict=True):
+            expansion = seen.expansion
+            out += [expansion.text_before, self.marker, seen.tag, expansion.text_after, part]
+        return "".join(out)
+
+    def without_markers(self, value: Any) -> Any:
+        """A JSON value in whose texts every marker is cut. The same object where there is none."""
+        if isinstance(value, str):
+            return value.replace(self.marker, self.cut_marker) if self.marker in value else value
+        if isinstance(value, list | tuple):
+            given = cast(Sequence[Any], value)
+            items = [self.without_markers(item) for item in given]
+            is_same = all(one is other for one, other in zip(items, given, strict=True))
+            return cast(Any, value) if is_same else items
+        if isinstance(value, Mapping):
+            fields = {key: self.without_markers(item) for key, item in cast(Mapping[str, Any], value).items()}
+            is_same = all(item is cast(Any, value)[key] for key, item in fields.items())
+            return cast(Any, value) if is_same else fields
+        return value
+
+
+def image_part(image: Image | SeenImage) -> dict[str, Any]:
+    """The part of a message that is this image."""
+    return {"type": "image", "image": image}
+
+
+def image_of(part: Any) -> Image | None:
+    """The image that a part of a message is; None: it is something else."""
+    found = _seen_in(part)
+    return found.image if isinstance(found, SeenImage) else found
+
+
+def images_in(messages: Sequence[Message]) -> list[Image]:
+    """The images of a chat, in its order. O(parts)."""
+    return [found for message in messages for part in _parts(message) if (found := image_of(part)) is not None]
+
+
+def seen_in(messages: Sequence[Message]) -> list[SeenImage]:
+    """The same once they were seen."""
+    return [seen for message in messages for part in _parts(message) if (seen := seen_part(part)) is not None]
+
+
+def with_seen(messages: Sequence[Message], see: Callable[[Image], SeenImage]) -> tuple[Message, ...]:
+    """The messages with their images as they stand in a prompt. Raises what `see` raises."""
+    return tuple(
+        {**message, "content": [_with_seen(part, see) for part in _parts(message)]} if images_in([message]) else message
+        for message in messages
+    )
+
+
+def _with_seen(part: Any, see: Callable[[Image], SeenImage]) -> Any:
+    found = image_of(part)
+    return part if found is None else image_part(see(found))
+
+
+def seen_part(part: Any) -> SeenImage | None:
+    """The image that a part of a message is, once it was seen; None: it is something else."""
+    found = _seen_in(part)
+    return found if isinstance(found, SeenImage) else None
+
+
+def _seen_in(part: Any) -> Image | SeenImage | None:
+    found: object = cast(Mapping[str, Any], part).get("image") if isinstance(part, Mapping) else None
+    return found if isinstance(found, Image | SeenImage) else None
+
+
+def _parts(message: Message) -> list[Any]:
+    content = message.get("content")
+    return cast(list[Any], content) if isinstance(content, list) else []
+
+
+# For people.
+
+
+def named(image: Image | PromptImage) -> str:
+    """What an image is called where a text shows its place: ``[image 1024 x 768]``."""
+    pixels = image.image if isinstance(image, PromptImage) else image
+    return f"[image {pixels.width} x {pixels.height}]"
+
+
+def image_at(images: Sequence[PromptImage], position: int) -> PromptImage | None:
+    """The image that this position of a prompt is in, or begins; None: it is text."""
+    return next((image for image in images if image.span.start <= position < image.span.stop), None)
+
+
+SOME_IMAGE = "[image]"
+"""An image of which only the ids are known."""
+
+
+def shown(
+    tokens: Tokens, decode: Callable[[Sequence[int]], str], *, start: int = 0, images: Sequence[PromptImage] = ()
+) -> str:
+    """The text of tokens that begin at position `start` of a prompt with these images, which stand by their names."""
+    return "".join(
+        decode(piece.tolist()) if image is None else named(image) if isinstance(image, PromptImage) else image
+        for image, piece in _pieces(tokens, start, images)
+    )
+
+
+def _pieces(
+    tokens: Tokens, start: int, images: Sequence[PromptImage]
+) -> Iterator[tuple[PromptImage | str | None, Tokens]]:
+    at, stop = start, start + len(tokens)
+    for image in images:
+        span = image.span.clip(at, stop)
+        if span is None:
+            continue
+        yield from _unknown(tokens[at - start : span.start - start])
+        yield image, tokens[span.start - start : span.stop - start]
+        at = span.stop
+    yield from _unknown(tokens[at - start :])
+
+
+def _unknown(tokens: Tokens) -> Iterator[tuple[str | None, Tokens]]:
+    """Text and images of which nothing is known but that they are some."""
+    at = 0
+    while at < len(tokens):
+        is_image = bool(tokens[at] < 0)
+        others = (tokens[at:] < 0) != is_image
+        stop = at + int(others.argmax()) if others.any() else len(tokens)
+        yield (SOME_IMAGE if is_image else None), tokens[at:stop]
+        at = stop
