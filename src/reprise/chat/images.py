@@ -7,12 +7,15 @@ two, and the tokenizer joins the tokens of its halves.
 """
 
 import re
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from threading import Lock
 from typing import Any, cast
 from weakref import WeakValueDictionary
+
+import numpy as np
 
 from reprise.chat.request import Message
 from reprise.core.images import Image, ImageExpansion, ImageReader, PromptImage, path_tokens
@@ -58,6 +61,7 @@ class SeenImages:
 
     def __init__(self, reader: ImageReader) -> None:
         self.marker = reader.marker
+        self.names = ImageNames()
         self._reader = reader
         self._by_tag: WeakValueDictionary[str, SeenImage] = WeakValueDictionary()
         self._lock = Lock()
@@ -76,6 +80,7 @@ class SeenImages:
     def see(self, image: Image) -> SeenImage:
         """The image as it stands in a prompt. Raises BadRequest for a file that cannot be decoded."""
         seen = SeenImage(image=image, expansion=self._reader.expand(image))
+        self.names.add(seen)
         with self._lock:
             return self._by_tag.setdefault(seen.tag, seen)
 
@@ -174,40 +179,72 @@ def image_at(images: Sequence[PromptImage], position: int) -> PromptImage | None
     return next((image for image in images if image.span.start <= position < image.span.stop), None)
 
 
+class ImageNames:
+    """The names of the images seen last, by the first id of each. Safe to use from several threads."""
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[int, tuple[str, int]] = OrderedDict()
+        """Name, and tokens from the first placeholder to the end."""
+        self._lock = Lock()
+
+    def add(self, seen: SeenImage) -> None:
+        places = np.flatnonzero(seen.run < 0)
+        if len(places) == 0:
+            return
+        first = int(places[0])
+        with self._lock:
+            self._known[int(seen.run[first])] = (named(seen.image), len(seen.run) - first)
+            self._known.move_to_end(int(seen.run[first]))
+            if len(self._known) > _MOST_NAMES:
+                self._known.popitem(last=False)
+
+    def get(self, first: int) -> tuple[str, int]:
+        """What an image is called whose placeholders begin with this id, and how many tokens it has from there on."""
+        with self._lock:
+            return self._known.get(first, (SOME_IMAGE, 1))
+
+
+_MOST_NAMES = 4096
 SOME_IMAGE = "[image]"
 """An image of which only the ids are known."""
 
 
 def shown(
-    tokens: Tokens, decode: Callable[[Sequence[int]], str], *, start: int = 0, images: Sequence[PromptImage] = ()
+    tokens: Tokens,
+    decode: Callable[[Sequence[int]], str],
+    *,
+    start: int = 0,
+    images: Sequence[PromptImage] = (),
+    names: ImageNames | None = None,
 ) -> str:
-    """The text of tokens that begin at position `start` of a prompt with these images, which stand by their names."""
-    return "".join(
-        decode(piece.tolist()) if image is None else named(image) if isinstance(image, PromptImage) else image
-        for image, piece in _pieces(tokens, start, images)
-    )
+    """The text of tokens that begin at position `start` of a prompt with these images, which stand by their names.
 
-
-def _pieces(
-    tokens: Tokens, start: int, images: Sequence[PromptImage]
-) -> Iterator[tuple[PromptImage | str | None, Tokens]]:
+    `names`: of other images that may be in it.
+    """
+    out: list[str] = []
     at, stop = start, start + len(tokens)
     for image in images:
         span = image.span.clip(at, stop)
-        if span is None:
+        if span is not None:
+            out += [*_shown(tokens[at - start : span.start - start], decode, names), named(image)]
+            at = span.stop
+    return "".join([*out, *_shown(tokens[at - start :], decode, names)])
+
+
+def _shown(tokens: Tokens, decode: Callable[[Sequence[int]], str], names: ImageNames | None) -> Iterator[str]:
+    """The texts of tokens, and the names of images of which nothing is known but their ids."""
+    places = np.flatnonzero(tokens < 0).tolist()
+    at, is_open = 0, False
+    for place in places:
+        if place < at:
             continue
-        yield from _unknown(tokens[at - start : span.start - start])
-        yield image, tokens[span.start - start : span.stop - start]
-        at = span.stop
-    yield from _unknown(tokens[at - start :])
-
-
-def _unknown(tokens: Tokens) -> Iterator[tuple[str | None, Tokens]]:
-    """Text and images of which nothing is known but that they are some."""
-    at = 0
-    while at < len(tokens):
-        is_image = bool(tokens[at] < 0)
-        others = (tokens[at:] < 0) != is_image
-        stop = at + int(others.argmax()) if others.any() else len(tokens)
-        yield (SOME_IMAGE if is_image else None), tokens[at:stop]
-        at = stop
+        if place > at:
+            yield decode(tokens[at:place].tolist())
+            is_open = False
+        name, length = (SOME_IMAGE, 1) if names is None else names.get(int(tokens[place]))
+        # What is left of an image that begins elsewhere is one.
+        if name != SOME_IMAGE or not is_open:
+            yield name
+        at, is_open = place + length, name == SOME_IMAGE
+    if at < len(tokens):
+        yield decode(tokens[at:].tolist())

@@ -60,7 +60,7 @@ async def _tokens(body: TokenizeBody, service: ChatService, namespace: str) -> l
             continue_final=body.continue_final_message is True,
         )
     )
-    return (await service.render(chat, namespace=namespace, is_final=False)).prompt.tokens.tolist()
+    return (await service.render(chat, namespace=namespace, is_final=False)).tokenized.model_tokens.tolist()
 
 
 @router.get("/tokenizer_info")

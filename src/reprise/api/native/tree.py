@@ -13,7 +13,7 @@ from reprise.api.wire.body_reading import api_router
 from reprise.api.wire.context import Context, InContext, Namespace
 from reprise.core.errors import BadRequest, NotFound
 from reprise.core.inspection import EdgeTokens, InspectedCheckpoint, InspectedNode, TreePart
-from reprise.core.tokens import Span
+from reprise.core.tokens import Span, as_tokens
 
 router = api_router("Server")
 
@@ -61,9 +61,8 @@ async def tree(
     shows_text = service.shows_text
 
     def nodes() -> list[dict[str, Any]]:
-        decode = service.served.text.decode
         return [
-            _node(node, text=decode(list(node.first_tokens)) if shows_text and node.first_tokens else "")
+            _node(node, text=service.shown(as_tokens(node.first_tokens), namespace=namespace) if shows_text else "")
             for node in found.tree.nodes
         ]
 
@@ -137,18 +136,18 @@ async def search(
     with service.threads.alone(Stage.SURVEY):
         asking = service.backend.edge_tokens(await _part(context, namespace), max_nodes=_SEARCHED)
         edges = await asyncio.wrap_future(asking)
-        return await service.threads.run(Stage.SURVEY, lambda: _search(context, edges, q))
+        return await service.threads.run(Stage.SURVEY, lambda: _search(context, edges, q, namespace=namespace))
 
 
-def _search(context: Context, edges: Sequence[EdgeTokens], wanted: str) -> dict[str, Any]:
-    decode, until_s = context.service.served.text.decode, time.monotonic() + _SEARCH_S
+def _search(context: Context, edges: Sequence[EdgeTokens], wanted: str, *, namespace: str) -> dict[str, Any]:
+    until_s = time.monotonic() + _SEARCH_S
     found: list[dict[str, Any]] = []
     num_searched = 0
     for edge in edges:
         if time.monotonic() > until_s or len(found) == _MOST_FOUND:
             break
         num_searched += 1
-        text = decode(edge.tokens.tolist()) if len(edge.tokens) > 0 else ""
+        text = context.service.shown(edge.tokens, namespace=namespace)
         at = text.casefold().find(wanted.casefold())
         if at >= 0:
             around = text[max(0, at - _AROUND) : at + len(wanted) + _AROUND]
@@ -177,9 +176,8 @@ async def edge_text(
         found = await service.threads.run(Stage.VIEW, lambda: _edge_on_disk(context, own, edge))
     if found is None:
         raise NotFound(f"Edge {edge} no longer exists. GET /v1/cache/tree lists the edges.")
-    tokens = found.tokens[offset : offset + limit].tolist()
-    decode = service.served.text.decode
-    text = await service.threads.run(Stage.VIEW, lambda: decode(tokens) if tokens else "")
+    tokens = found.tokens[offset : offset + limit]
+    text = await service.threads.run(Stage.VIEW, lambda: service.shown(tokens, namespace=namespace))
     return {
         "object": "cache.edge",
         "model": service.served.id,

@@ -24,7 +24,7 @@ def answer_format_of(
     request: ServiceRequest, text: TextModel, tokens: Tokens, *, is_thinking_open: bool, default_budget: int | None
 ) -> AnswerFormat:
     """How the answer to this request, whose prompt is `tokens`, is to be read."""
-    context = tuple(int(token) for token in tokens[-_NUM_CONTEXT:])
+    context = tuple(int(token) for token in tokens[-_NUM_CONTEXT:] if token >= 0)
     if request.stop_tokens:
         text = replace(text, eos=text.eos | request.stop_tokens)
     if not isinstance(request.prompt, ChatRequest):

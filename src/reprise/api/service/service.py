@@ -173,6 +173,10 @@ class ChatService:
     def _renderer(self, namespace: str) -> Renderer:
         return self.renderers.of(self.cache_namespace(namespace))
 
+    def shown(self, tokens: Tokens, *, namespace: str) -> str:
+        """The text of tokens for people; images stand by their names."""
+        return self._renderer(namespace).shown(tokens)
+
     async def start(self, request: ServiceRequest) -> Reply:
         """Render the prompt and queue the request's jobs.
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from reprise.chat.images import image_at, images_in, shown
+from reprise.chat.images import ImageNames, image_at, images_in, shown
 from reprise.chat.message_format import joined_text
 from reprise.chat.reasons.volatile_prefix import moments_in, touches_clock, touches_date
 from reprise.chat.request import ChatRequest, Message
@@ -132,8 +132,17 @@ class Divergence:
     actual_text: str
 
 
-def explain(rendered: Rendered, outcome: Outcome, *, earlier: Iterable[Rendered], text_model: TextModel) -> Explanation:
+def explain(
+    rendered: Rendered,
+    outcome: Outcome,
+    *,
+    earlier: Iterable[Rendered],
+    text_model: TextModel,
+    names: ImageNames | None = None,
+) -> Explanation:
     """The explanation of a request with this outcome. `earlier`: what it may continue, the likeliest first.
+
+    `names`: of the images that may have stood there.
 
     The computed tokens are ``[reused, matched)``, for which the state was missing, ``[matched, known)``, which the
     previous request had and the cache has not, and ``[known, prompt)``, where the prompt is another.
@@ -158,7 +167,9 @@ def explain(rendered: Rendered, outcome: Outcome, *, earlier: Iterable[Rendered]
         ComputedSpan(span=Span(matched, evicted), reason=Reason.EVICTED),
         ComputedSpan(span=Span(evicted, known), reason=absent),
     ]
-    divergence = _divergence(rendered, outcome, previous, known=known, shared=shared, text_model=text_model)
+    divergence = _divergence(
+        rendered, outcome, previous, known=known, shared=shared, text_model=text_model, names=names
+    )
     if divergence is None or (divergence.previous is None and not _shares_words(divergence)):
         fresh = Reason.COLD if known == 0 or divergence is not None else Reason.NEW_TOKENS
         if known >= length - 1:
@@ -177,6 +188,7 @@ def _divergence(
     known: int,
     shared: int,
     text_model: TextModel,
+    names: ImageNames | None,
 ) -> Divergence | None:
     """The place where the prompt diverges from the known ones, or None if it only extends one."""
     tokens = rendered.prompt.tokens
@@ -199,12 +211,12 @@ def _divergence(
         char=char,
         part=rendered.part_at_char(char),
         shared_text=_shown(rendered, max(0, known - _NUM_SHOWN), known, text_model),
-        # What was stored and is not of the previous prompt has images of which only the ids are known.
         expected_text=shown(
             expected[:_NUM_SHOWN],
             text_model.decode,
             start=known,
             images=() if previous is None or shared != known else previous.prompt.images,
+            names=names,
         ),
         actual_text=_shown(rendered, known, min(len(tokens), known + _NUM_SHOWN), text_model),
     )

@@ -9,7 +9,7 @@ from typing import Any, Literal, Protocol, cast
 
 from reprise.chat.answer import Answer
 from reprise.chat.answers.markup import is_harmony
-from reprise.chat.images import SeenImages, images_in, with_seen
+from reprise.chat.images import SeenImages, images_in, shown, with_seen
 from reprise.chat.memo import Memo
 from reprise.chat.message_format import joined_text
 from reprise.chat.messages.compaction import Answered, Compactions
@@ -29,7 +29,7 @@ from reprise.core.errors import BadRequest
 from reprise.core.images import outside
 from reprise.core.outcome import Outcome
 from reprise.core.prompt import Boundary, BoundaryKind, Prompt
-from reprise.core.tokens import common_prefix
+from reprise.core.tokens import Tokens, common_prefix
 
 Branch = Literal["user", "tool"]
 """The messages after an answer: a user message, or the results of its tool calls."""
@@ -252,7 +252,17 @@ class Renderer:
 
     def explain(self, rendered: Rendered, outcome: Outcome) -> Explanation:
         """Why the tokens behind the resume position of this request had to be computed."""
-        return explain(rendered, outcome, earlier=self._earlier(rendered), text_model=self._text_model)
+        earlier, names = self._earlier(rendered), self._images.names if self._images is not None else None
+        return explain(rendered, outcome, earlier=earlier, text_model=self._text_model, names=names)
+
+    def shown(self, tokens: Tokens) -> str:
+        """The text of tokens for people: of an image its size, where it is known."""
+        names = None if self._images is None else self._images.names
+        return shown(tokens, self._text_model.decode, names=names)
+
+    def see(self, messages: Sequence[Message]) -> None:
+        """Find out what the images of these messages are in a prompt. Raises BadRequest for one that cannot be read."""
+        self._seen(tuple(messages))
 
     def _earlier(self, rendered: Rendered) -> Iterator[Rendered]:
         """What this request may continue, the likeliest first: other chats' prompts that begin as it does at last."""

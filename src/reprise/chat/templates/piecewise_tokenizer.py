@@ -185,6 +185,16 @@ class TokenizedText:
         """All tokens, shape ``(length,)``."""
         return join_tokens(*(piece.tokens for piece in self.pieces))
 
+    @property
+    def model_tokens(self) -> Tokens:
+        """The tokens that the model reads: an image's placeholders are the model's own."""
+        runs: list[Tokens] = []
+        for piece in self.pieces:
+            image = piece.image
+            own = () if image is None else (image.expansion.tokens,)
+            runs += [*own, piece.tokens[0 if image is None else len(image.run) :]]
+        return join_tokens(*runs)
+
     @cached_property
     def images(self) -> tuple[PromptImage, ...]:
         """The images in it."""
