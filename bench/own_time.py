@@ -12,7 +12,7 @@ import json
 import os
 import sys
 from collections.abc import Generator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
@@ -74,9 +74,11 @@ def _thread_s(pid: int) -> dict[str, float]:
     """Processor time by thread ("name id"); nothing where the system does not say."""
     found: dict[str, float] = {}
     for task in Path(f"/proc/{pid}/task").glob("*"):
-        name = (task / "comm").read_text(encoding="utf-8").strip()
-        # Nanoseconds on a processor, waiting for one, and how often.
-        found[f"{name} {task.name}"] = int((task / "schedstat").read_text(encoding="utf-8").split()[0]) / 1e9
+        # A thread may end meanwhile.
+        with suppress(OSError):
+            name = (task / "comm").read_text(encoding="utf-8").strip()
+            # Nanoseconds on a processor, waiting for one, and how often.
+            found[f"{name} {task.name}"] = int((task / "schedstat").read_text(encoding="utf-8").split()[0]) / 1e9
     return found
 
 

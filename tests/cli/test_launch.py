@@ -11,6 +11,7 @@ import tomllib
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 from click.testing import Result
@@ -231,6 +232,22 @@ def test_a_server_that_never_answers_is_given_up(tmp_path: Path, monkeypatch: py
         refused = here(tmp_path, "--url", f"127.0.0.1:{server.server_port}", "aider")
         server.shutdown()
     assert (refused.exit_code, "has been loading" in refused.stderr) == (2, True), refused.stderr
+
+
+def test_a_server_that_cannot_load_its_model_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It answered while it loaded, and it ends a moment after it answers no more."""
+    health = iter([False, True])
+    monkeypatch.setattr(launch_module, "is_reprise_at", lambda url: next(health, False))
+    monkeypatch.setattr(launch_module, "wait_while_loading", lambda url: None)
+    start = subprocess.Popen
+
+    def failing(command: list[str], *, stdout: BinaryIO, **others: object) -> "subprocess.Popen[bytes]":
+        return start(["sh", "-c", "sleep 0.3; echo 'reprise: MLX is not installed.'; exit 2"], stdout=stdout)
+
+    monkeypatch.setattr(subprocess, "Popen", failing)
+    refused = here(tmp_path, "--url", "127.0.0.1:9", "--model", "m", "aider")
+    assert refused.exit_code == 2
+    assert refused.stderr.endswith("The server did not start: MLX is not installed.\n"), refused.stderr
 
 
 def test_running_printing_writing_and_undoing(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Every option of `reprise serve` reaches its field of `Settings`; what cannot be is refused in a sentence."""
 
 import re
+import socket
 from dataclasses import fields
 from fractions import Fraction
 from pathlib import Path
@@ -9,7 +10,9 @@ import pytest
 from typer.testing import CliRunner
 
 import reprise.cli.engines
+from reprise.api.http.listening import FirstAnswers
 from reprise.cli.main import app
+from reprise.core.errors import EngineLost, LoadFailed, RepriseError
 from reprise.core.settings import OPTIONS as DECLARED
 from reprise.core.settings import Settings
 from reprise.core.sizes import Bytes, Share
@@ -148,6 +151,22 @@ def test_a_value_that_cannot_be_is_refused(words: list[str], served: list[Settin
     assert result.exit_code == 2
     assert "Traceback" not in result.output
     assert served == []
+
+
+@pytest.mark.parametrize(("error", "status"), [(LoadFailed("No such model."), 2), (EngineLost("It has died."), 75)])
+def test_an_engine_that_dies_while_it_loads_is_started_again(
+    error: RepriseError, status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A supervisor may leave alone what ends with 2: nobody but the user can mend that."""
+
+    def fail(settings: Settings, listener: socket.socket, first: FirstAnswers) -> None:
+        first.stop()
+        listener.close()
+        raise error
+
+    monkeypatch.setattr(reprise.cli.engines, "run_server", fail)
+    result = CliRunner().invoke(app, ["serve", "somewhere", "--port", "0", "--disk-cache", "off"])
+    assert (result.exit_code, result.stderr.splitlines()[-1]) == (status, f"reprise: {error}")
 
 
 def test_a_key_file_without_a_key_does_not_open_the_server(tmp_path: Path, served: list[Settings]) -> None:

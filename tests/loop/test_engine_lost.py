@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from reprise.core.errors import EngineFailed, EngineLost, LoadFailed
-from reprise.core.events import FinishReason, Sampled
+from reprise.core.events import Event, Finished, FinishReason, Sampled
 from reprise.core.prompt import Prompt
 from reprise.core.tokens import as_tokens
 from tests.loop.driving import PATIENCE_S, DrivenEngine, SubmittedJob
@@ -87,6 +87,18 @@ def _submit(models: list[OneOfSeveral]) -> list[Future[Any]]:
     return []
 
 
+def _submit_to_unloaded(models: list[OneOfSeveral]) -> list[Future[Any]]:
+    """A job that no worker has: its model is not loaded."""
+    ended: Future[Any] = Future()
+
+    def note(event: Event) -> None:
+        if isinstance(event, Finished):
+            ended.set_exception(event.error)
+
+    models[1].submit(words(4, 9), on_event=note)
+    return [ended]
+
+
 PHASES: list[tuple[str, Callable[[list[OneOfSeveral]], list[Future[Any]]]]] = [
     ("EngineThread._receive", _ask),
     ("EngineThread._decide", _ask),
@@ -102,6 +114,7 @@ PHASES: list[tuple[str, Callable[[list[OneOfSeveral]], list[Future[Any]]]]] = [
     ("Worker.clear_cache", _ask),
     ("ModelEngine.arrive", _submit),
     ("Worker.arrive", _submit),
+    ("RunningRequest.outcome", _submit_to_unloaded),
     ("Worker.step", _ask),
     ("Worker._after_tokens", _ask),
 ]

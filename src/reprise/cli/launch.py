@@ -159,14 +159,10 @@ def _server(url: str, *, model: str | None, may_start: bool) -> Generator[str]:
         # In a session of its own: Ctrl-C in the agent does not end it.
         server = subprocess.Popen(command, stdout=out, stderr=out, stdin=subprocess.DEVNULL, start_new_session=True)
     try:
-        end_s = time.monotonic() + START_S
-        while not is_reprise_at(url):
-            _check_runs(server, log)
-            if time.monotonic() > end_s:
-                refuse(f"The server did not answer at {url} within {START_S:.0f} s. Its log: {log}")
-            time.sleep(_POLL_S)
+        _wait_for(server, url, log)
         wait_while_loading(url)
-        _check_runs(server, log)
+        # One that cannot load its model answers no more, and ends a moment later.
+        _wait_for(server, url, log)
         yield url
     finally:
         server.terminate()
@@ -176,11 +172,16 @@ def _server(url: str, *, model: str | None, may_start: bool) -> Generator[str]:
             server.kill()
 
 
-def _check_runs(server: "subprocess.Popen[bytes]", log: Path) -> None:
-    """Refuse with the last line of its log if the server has ended."""
-    if server.poll() is not None:
-        lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-        refuse(f"The server did not start: {(lines or ['no output.'])[-1].removeprefix('reprise: ')}")
+def _wait_for(server: "subprocess.Popen[bytes]", url: str, log: Path) -> None:
+    """Wait until the server answers. Refuse with the last line of its log if it ends, or after `START_S`."""
+    end_s = time.monotonic() + START_S
+    while not is_reprise_at(url):
+        if server.poll() is not None:
+            lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+            refuse(f"The server did not start: {(lines or ['no output.'])[-1].removeprefix('reprise: ')}")
+        if time.monotonic() > end_s:
+            refuse(f"The server did not answer at {url} within {START_S:.0f} s. Its log: {log}")
+        time.sleep(_POLL_S)
 
 
 def _is_loopback(host: str) -> bool:

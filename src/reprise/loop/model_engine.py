@@ -208,10 +208,11 @@ class ModelEngine:
 
     def fail_job(self, job: Job, sink: Callable[[Event], None], error: RepriseError) -> None:
         """End a job that its worker does not end, on any thread: the engine's may have died, or hang."""
-        if not self.gate.ended(job.id):
-            return
         now_s = time.monotonic()
         outcome = RunningRequest(job=job, sink=sink, arrived_s=now_s).outcome(now_s)
+        # Behind what may fail: a job that has left the gate without its end is nobody's.
+        if not self.gate.ended(job.id):
+            return
         request = self._made.requests.get(job.id) if self._made is not None else None
         try:
             outcome = outcome if request is None else request.outcome(now_s)

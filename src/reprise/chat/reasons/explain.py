@@ -71,7 +71,7 @@ ADVICE = {
         "keeps only its latest images pays for that on each request: keep all, or drop many of them at once and rarely."
     ),
     Reason.BRANCHED: "",
-    Reason.NO_SNAPSHOT: "This model resumes only at snapshots; more memory keeps more of them.",
+    Reason.NO_SNAPSHOT: "This model resumes only at snapshots, and none that is kept is nearer.",
     Reason.PROMPT_LOGPROBS: "The request asked for log-probabilities of the prompt, so all of it is computed.",
     Reason.SLOWER_TO_READ: "A faster --disk-cache, or more memory, would save this.",
     Reason.EVICTED: "The cache was full: a larger --cache-bytes keeps more chats.",
