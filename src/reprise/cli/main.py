@@ -22,6 +22,7 @@ from reprise.cli.pull import pull
 from reprise.cli.requests import requests
 from reprise.cli.rm import rm
 from reprise.cli.serve import serve
+from reprise.cli.service.command import InstallCommand, install, logs, service_app, status, uninstall
 from reprise.cli.top import top
 from reprise.cli.wings import COMMANDS, lab_command
 
@@ -68,6 +69,10 @@ _add(chat)
 _add(launch, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 for _command in (pull, models, rm, config, doctor, inspect, explain, requests, top):
     _add(_command)
+app.add_typer(service_app)
+_add(install, to=service_app, cls=InstallCommand)
+for _command in (uninstall, status, logs):
+    _add(_command, to=service_app)
 
 
 def _print_version(is_wanted: bool) -> None:

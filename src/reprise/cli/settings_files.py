@@ -42,8 +42,8 @@ class SettingsBackups:
             kept = {"path": str(target), "mode": mode, "before": original}
         # The original first, so that it is never lost.
         body = {**kept, "after": hashlib.sha256(content).hexdigest(), "until": _digest(before)}
-        _replace(self._place(name), json.dumps(body).encode(), mode=0o600)
-        _replace(target, content, mode=mode)
+        replace_file(self._place(name), json.dumps(body).encode(), mode=0o600)
+        replace_file(target, content, mode=mode)
         return target
 
     def restore(self, name: str, *, is_forced: bool = False) -> Path:
@@ -60,7 +60,7 @@ class SettingsBackups:
         if kept["before"] is None:
             target.unlink(missing_ok=True)
         else:
-            _replace(target, base64.b64decode(kept["before"]), mode=kept["mode"])
+            replace_file(target, base64.b64decode(kept["before"]), mode=kept["mode"])
         self._place(name).unlink()
         return target
 
@@ -109,7 +109,7 @@ def _digest(content: bytes | None) -> str | None:
     return None if content is None else hashlib.sha256(content).hexdigest()
 
 
-def _replace(target: Path, content: bytes, *, mode: int) -> None:
+def replace_file(target: Path, content: bytes, *, mode: int) -> None:
     """Write the file atomically."""
     target.parent.mkdir(parents=True, exist_ok=True)
     descriptor, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}-")
