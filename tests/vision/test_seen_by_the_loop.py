@@ -6,7 +6,6 @@ from functools import partial
 
 import pytest
 
-from reprise.core.images import Image
 from reprise.core.prompt import Boundary, BoundaryKind, Prompt
 from tests.loop.driving import DrivenEngine, SubmittedJob
 from tests.vision.chats import Part, a_seeing_job, picture, prompt_of, seeing

@@ -92,8 +92,8 @@ CORE_MUTANTS = (
     _mutant(
         "make_plan",
         "no checkpoint where the prompt branches",
-        "[Boundary(at, BoundaryKind.BRANCH) for at in branches if resume_at < at <= end]",
-        "[]",
+        "[*prompt.boundaries, *(Boundary(at, BoundaryKind.BRANCH) for at in branches)]",
+        "[*prompt.boundaries]",
         _PLAN,
     ),
     _mutant(

@@ -49,8 +49,8 @@ SCHEDULE_MUTANTS = (
     _mutant(
         "divergence_point",
         "a follower has no token left to compute",
-        "return min(common, reach, follower.prompt_len - 1)",
-        "return min(common, reach, follower.prompt_len)",
+        "min(common, reach, follower.prompt_len - 1)",
+        "min(common, reach, follower.prompt_len)",
     ),
     _mutant(
         "next_stop",
