@@ -77,6 +77,24 @@ def test_lru_orders_by_last_use() -> None:
     assert Lru().admits(candidate(), 1e9)
 
 
+class AlwaysDue(Lru):
+    """Has every item due for another review at once, as one that has missed a prompt does."""
+
+    num_reviews = 0
+
+    def review_at(self, candidate: EvictionCandidate) -> int | None:
+        self.num_reviews += 1
+        assert self.num_reviews < 100, "the reviews of one prompt do not end"
+        return 0
+
+
+def test_what_is_due_again_at_once_waits_for_the_next_prompt() -> None:
+    cache = PrefixCache(HYBRID.layout(), memory=Memory(), policy=AlwaysDue())
+    for number in range(3):
+        serve(cache, run_of(number, 64), HYBRID)
+    cache.check()
+
+
 def test_greedy_dual_ages_by_what_it_gave_up() -> None:
     policy = GreedyDual()
     assert policy.score(candidate(cost=200)) > policy.score(candidate(cost=100))

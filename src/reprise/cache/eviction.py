@@ -79,11 +79,15 @@ class EvictionOrder:
         self._reviews.clear()
 
     def advance(self, number: int) -> None:
-        """Prompt `number` has arrived: re-evaluate the checkpoints due by then."""
+        """Prompt `number` has arrived: re-evaluate the checkpoints due by then, once each."""
+        due: list[Checkpoint] = []
         while self._reviews and self._reviews[0][0] <= number:
             _, place, checkpoint = heapq.heappop(self._reviews)
             if self._placed.get(checkpoint) == place:
-                self.place(checkpoint)
+                due.append(checkpoint)
+        # Behind the loop: a policy that missed a prompt (its code raised) has them due again at once.
+        for checkpoint in due:
+            self.place(checkpoint)
 
     def pop(
         self, *, may_evict: Callable[[Checkpoint], bool], new: EvictionCandidate | None = None
