@@ -179,7 +179,7 @@ class Restoration:
 
     def _attach(self, restore: Restore | None) -> None:
         """Put the restored layers into the sequence; at the end, with `restore`, also those of snapshots."""
-        leaves = self._rows.states()
+        leaves = list(self._rows.states())
         for i, fresh in enumerate(self._fresh[: self._next]):
             if isinstance(fresh, KvLayer) and not (self._keeps_full and isinstance(fresh, FullLayer)):
                 leaves[i] = fresh

@@ -63,25 +63,39 @@ class SequenceBatch:
         """Sequences in the batch."""
         return len(self.lengths)
 
-    def states(self) -> list[Any]:
+    @property
+    def caches(self) -> list[Any]:
+        """The states as the model takes them."""
+        return self._caches
+
+    @caches.setter
+    def caches(self, caches: list[Any]) -> None:
+        self._caches = caches
+        # Sorted once: each step asks several times for all layers of a kind.
+        self._states = leaf_states(caches)
+        self._kv_layers = [state for state in self._states if isinstance(state, KvLayer)]
+        self._recurrent = [state for state in self._states if isinstance(state, StateLayer)]
+        self._opaque = [state for state in self._states if not isinstance(state, KvLayer | StateLayer)]
+
+    def states(self) -> Sequence[Any]:
         """The states of all layers, with composites flattened."""
-        return leaf_states(self.caches)
+        return self._states
 
     def recurrent(self) -> list[list[mx.array | None]]:
         """The arrays of each recurrent layer."""
-        return [state.arrays for state in self.states() if isinstance(state, StateLayer)]
+        return [state.arrays for state in self._recurrent]
 
-    def opaque(self) -> list[Any]:
+    def opaque(self) -> Sequence[Any]:
         """The states of unknown classes."""
-        return [state for state in self.states() if not isinstance(state, KvLayer | StateLayer)]
+        return self._opaque
 
     def layers(self, kind: KvKind) -> list[KvLayer]:
         """The layers of this kind, in the order of the model."""
-        return [s for s in self.states() if isinstance(s, KvLayer) and s.kind == kind]
+        return [layer for layer in self._kv_layers if layer.kind == kind]
 
-    def kv_layers(self) -> list[KvLayer]:
+    def kv_layers(self) -> Sequence[KvLayer]:
         """The layers that hold entries, in the order of the model."""
-        return [s for s in self.states() if isinstance(s, KvLayer)]
+        return self._kv_layers
 
     @property
     def state_nbytes(self) -> int:
