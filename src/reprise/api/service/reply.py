@@ -67,6 +67,11 @@ class Inbox:
         self._on_overflow = on_overflow
         self.has_overflowed = False
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether the reader has to wait for the next event."""
+        return not self._waiting
+
     def sink(self, choice: int) -> Callable[[Event], None]:
         """Where the job of this choice puts its events. Safe on any thread; never blocks."""
         return partial(self._put, choice)
@@ -366,7 +371,10 @@ class Reply:
         due_s = self._clock.now_s() + self._keep_alive_s
         turn_s = time.monotonic()
         while not self.is_over:
-            if time.monotonic() - turn_s > _TURN_S:
+            if self.inbox.is_empty:
+                # It waits now, and others have their turn.
+                turn_s = time.monotonic()
+            elif time.monotonic() - turn_s > _TURN_S:
                 # What a slow reader left waiting is plenty: neither the inbox nor the connection waits for anything.
                 await asyncio.sleep(0)
                 turn_s = time.monotonic()
