@@ -51,6 +51,7 @@ def serve(
     resume_at = cache.resume_at(match, limit=len(tokens) - 1)
     lease = cache.lease(match, resume_at)
     source = SizedSource(sizes, 1)
+    lease.is_restored = True
     cache.commit(
         tokens,
         source,
@@ -380,6 +381,36 @@ def test_what_a_request_stores_counts_as_its_own_even_where_an_earlier_prompt_is
     stored = cache.commit(tokens[:180], source, kind=BoundaryKind.INTERVAL, number=lease.number)
     assert stored.is_resumable, "or it would count as what a chat left behind when it continued elsewhere"
     cache.release(lease)
+
+
+@pytest.mark.parametrize("is_restored", [True, False])
+def test_a_path_that_fills_the_budget_grows_by_taking_the_place_of_where_its_request_resumed(
+    *, is_restored: bool
+) -> None:
+    cache = store("cost", HYBRID, 340)
+    tokens = run_of(1, 300)
+    assert serve(cache, tokens[:200], HYBRID) == 0
+    lease = cache.lease(cache.match(tokens), 200)
+    lease.is_restored = is_restored
+    stored = cache.commit(tokens[:230], SizedSource(HYBRID, 1), kind=BoundaryKind.STABLE, number=lease.number)
+    assert stored.is_resumable == is_restored
+    cache.check()
+    assert resumes_at(cache, tokens) == (230 if is_restored else 200)
+    stored = cache.commit(tokens, SizedSource(HYBRID, 1), kind=BoundaryKind.STABLE, number=lease.number)
+    assert not stored.is_resumable
+    cache.release(lease)
+    cache.check()
+    assert resumes_at(cache, tokens) == (230 if is_restored else 200), "what does not fit takes nobody's place"
+
+
+def test_what_is_pinned_is_not_replaced() -> None:
+    cache = store("cost", HYBRID, 340)
+    tokens = run_of(1, 300)
+    assert serve(cache, tokens[:200], HYBRID) == 0
+    assert cache.pin(tokens[:200], namespace="", until=float("inf"))
+    assert serve(cache, tokens[:230], HYBRID) == 200
+    assert resumes_at(cache, tokens) == 200
+    cache.check()
 
 
 def test_where_a_chat_resumes_once_its_tip_is_gone_is_no_longer_superseded() -> None:

@@ -82,6 +82,19 @@ def test_belady_is_the_best_of_all(requests: list[tuple[list[int], list[int]]], 
     assert future.reused_within(room) == best_of_all(requests, room)
 
 
+def test_beside_what_a_model_with_snapshots_reuses_there_is_one() -> None:
+    chats = list(chats_in_turn(num_chats=6, num_turns=4))
+    sizes = Sizes(full=1, snapshot=3000)
+    for budget in (2000, 6000, 12000):
+        results = run_simulation("t", chats, budgets=(budget,), policies=("lru", "cost", "belady"), sizes=sizes)
+        reused = {result.policy: result.reused for result in results}
+        future = FutureKnown(block=chats[0].block)
+        for request in chats:
+            future.add(request)
+        assert max(reused["lru"], reused["cost"]) <= reused["belady"]
+        assert reused["belady"] == future.reused_within(max(0, budget - 3000))
+
+
 def test_a_block_that_an_answer_computes_again_is_not_held_for_it() -> None:
     future = FutureKnown(block=1)
     for prompt, answer in [([1, 2], [4]), ([1, 3], []), ([1, 3], []), ([1], [2]), ([1, 2, 4], [])]:

@@ -198,12 +198,14 @@ class CheckpointMap(MutableMapping[int, Checkpoint]):
 class Lease:
     """Protects the path from the root to `position` while a request uses it.
 
-    `number`: the policy's number of the request, None for work that no client asked for.
+    `number`: the policy's number of the request, None for work that no client asked for. `is_restored`: the request
+    has a copy of what it resumed from, so the snapshot at `position` may be replaced by one further on.
     """
 
     node: "Node"
     position: int
     number: int | None = None
+    is_restored: bool = False
     is_released: bool = False
 
 

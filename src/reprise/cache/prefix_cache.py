@@ -295,6 +295,7 @@ class PrefixCache:
         walk = self.tree.walk(tokens, namespace)
         # Protect the path that is about to be extended from eviction.
         guard = self.tree.protect(walk, walk.length)
+        guard.is_restored = True
         try:
             wanted = missing(self.layout, walk, position, self.tree.sizes.longest, seams)
             needs_snapshot = self.layout.has_snapshots and checkpoint_at(walk, position) is None
@@ -306,7 +307,8 @@ class PrefixCache:
             if stable_at is not None and stable_at < position:
                 self.order.policy.leave_tail(tokens, stable_at, number=visit, namespace=namespace)
             new = self.order.new_candidate(walk, position, nbytes, kind=kind, visit=visit, is_auxiliary=is_auxiliary)
-            is_whole = nbytes == 0 or self._admit(nbytes, None if overrides_admission else new)
+            replaced = self._replaced(walk, position, kind) if needs_snapshot else []
+            is_whole = nbytes == 0 or self._admit(nbytes, None if overrides_admission else new, replaced)
             if not is_whole:
                 position = self._stop_that_fits(walk, position, nbytes)
                 if position == walk.length:
@@ -332,14 +334,35 @@ class PrefixCache:
         self.is_compact = False
         return Committed(num_tokens=position - walk.length, nbytes=added, is_resumable=is_whole)
 
-    def _admit(self, nbytes: int, new: EvictionCandidate | None) -> bool:
+    def _replaced(self, walk: Walk, position: int, kind: BoundaryKind) -> list[Checkpoint]:
+        """What a snapshot at `position` replaces, and nothing protects but requests that have resumed from there.
+
+        A path that has outgrown the budget could not get any longer if it needed room for both.
+        """
+        older = superseded_on(walk.nodes, position, kind)
+        return [each for each in older if not self._may_evict(each) and self._may_replace(each)]
+
+    def _may_replace(self, checkpoint: Checkpoint) -> bool:
+        leases = [lease for lease in checkpoint.node.leases if lease.position == checkpoint.position]
+        return not self.pins.holds(checkpoint) and all(lease.is_restored for lease in leases)
+
+    def _admit(self, nbytes: int, new: EvictionCandidate | None, replaced: Sequence[Checkpoint] = ()) -> bool:
         """Make room for `nbytes` by evicting what scores lower than `new` (None: anything); False if impossible.
 
-        If it cannot succeed, it evicts nothing, unless a beginning can be stored: then it makes room for that.
+        If it cannot succeed, it evicts nothing, unless a beginning can be stored: then it makes room for that. What is
+        `replaced` goes last, and only if that is enough.
         """
         available = self.memory.available
         if available is None or available >= nbytes:
             return True
+        freed = sum(older.snapshot.nbytes for older in replaced if older.snapshot is not None)
+        if freed > 0:
+            if not self._admit(nbytes - freed, new):
+                return False
+            for older in replaced:
+                if older.is_in_tree and not self.memory.fits(nbytes):
+                    self._evict(older, "budget")
+            return self.memory.fits(nbytes)
         most = available + self.nbytes + self.memory.nbytes(Account.LOGITS) - self.protected_nbytes()
         most += self.memory.evictable_from_others
         if nbytes > most:

