@@ -28,6 +28,7 @@ from reprise.core.errors import BadRequest
 from reprise.core.job import Constraint
 from reprise.engine.models.load import load_text_model
 from tests.agents.packages import source_of
+from tests.chat.long_chats import both_ways, long_chat
 from tests.library.test_forced_calls import SCHEMA, TOOL
 
 pytestmark = pytest.mark.agents
@@ -100,6 +101,18 @@ def model_of(name: str, directory: Path) -> TextModel:
     fast.save_pretrained(directory)
     (directory / "config.json").write_text(json.dumps({"model_type": "llama", "vocab_size": len(fast)}))
     return load_text_model(str(directory))
+
+
+@pytest.mark.parametrize("part", range(NUM_PARTS))
+def test_leaving_out_the_middle_of_a_long_chat_changes_no_boundary(part: int, tmp_path: Path) -> None:
+    for name in names(part):
+        model = model_of(name, tmp_path / name)
+        for seed in range(4):
+            try:
+                both = both_ways(model, long_chat(random.Random(seed)))
+            except BadRequest:
+                continue
+            assert both.abridged == both.whole, (name, seed)
 
 
 class GrammarWalk:

@@ -29,6 +29,7 @@ from reprise.chat.calls.call_reader import CallArguments, CallBegan, CallEnded, 
 from reprise.chat.calls.stated_calls import stated_format
 from reprise.chat.message_format import REASONING_KEYS, Form
 from reprise.chat.request import ChatRequest, Message
+from reprise.chat.scan import common_length
 from reprise.chat.templates.template import ChatTemplate, RenderContext
 from reprise.chat.text_model import TextModel
 from reprise.chat.tools import make_calls
@@ -287,7 +288,7 @@ def _learn(probes: CallProbes) -> CallFormat:
         raise NotLearnt
     one = probes.calls([(NAME, {FIRST_KEY: FIRST_VALUE})])
     other = probes.calls([(OTHER, {FIRST_KEY: FIRST_VALUE})])
-    name_at = _common_length(one, other)
+    name_at = common_length(one, other)
     if not one.startswith(NAME, name_at) or not other.startswith(OTHER, name_at):
         raise NotLearnt
     lead, begun = _lead(probes, one[:name_at]), ""
@@ -329,7 +330,7 @@ def _words_name(probes: CallProbes, begun: str, middle: str) -> str:
 def _lead(probes: CallProbes, before: str) -> str:
     """What stands between the beginning of an answer without words and the first call's name."""
     words = probes.words()
-    lead = before[_whole_markup(words, _common_length(before, words), probes.splitters) :]
+    lead = before[_whole_markup(words, common_length(before, words), probes.splitters) :]
     with_words = probes.calls([(NAME, {FIRST_KEY: FIRST_VALUE})], content=WORDS)
     at = with_words.rfind(WORDS)
     name_at = with_words.find(NAME, at)
@@ -520,7 +521,7 @@ def _sequence(lead: str, inter: str, last: str, splitters: Sequence[str]) -> Aro
     """
     lead, inter, last = _with_holes(lead), _with_holes(inter), _with_holes(last)
     lead, inter = _numbered_suffix(lead, inter)
-    behind = _whole_markup(inter, _common_length(inter, last), splitters)
+    behind = _whole_markup(inter, common_length(inter, last), splitters)
     behind = min(behind, _whole_markup(last, behind, splitters))
     rest = inter[behind:]
     head_at = _whole_markup_back(lead, len(lead) - _common_suffix(lead, rest), splitters)
@@ -782,10 +783,5 @@ def _whole_markup_back(text: str, at: int, splitters: Sequence[str]) -> int:
     return at if rest is None else at + rest.end()
 
 
-def _common_length(one: str, other: str) -> int:
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((index for index, (a, b) in pairs if a != b), min(len(one), len(other)))
-
-
 def _common_suffix(one: str, other: str) -> int:
-    return _common_length(one[::-1], other[::-1])
+    return common_length(one[::-1], other[::-1])

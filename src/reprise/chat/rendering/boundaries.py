@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from reprise.chat.messages.system_placement import Placement
+from reprise.chat.rendering.abridged import AbridgedChat
+from reprise.chat.request import ChatRequest
 from reprise.chat.templates.piecewise_tokenizer import PieceTokenizer, TokenizedText
 from reprise.chat.templates.probe_turns import (
     Messages,
@@ -17,7 +18,6 @@ from reprise.chat.templates.probe_turns import (
     question_of,
     replaced_at,
 )
-from reprise.chat.templates.template import RenderContext
 from reprise.core.prompt import Boundary, BoundaryKind
 
 
@@ -30,20 +30,20 @@ class FoundBoundaries:
 
 
 def find_boundaries(
-    placement: Placement, context: RenderContext, tokenizer: PieceTokenizer, prompt: TokenizedText
+    chat: AbridgedChat, request: ChatRequest, tokenizer: PieceTokenizer, prompt: TokenizedText
 ) -> FoundBoundaries:
-    """The stable, last-user, system and explicit boundaries of `prompt`, which is the context's own rendering.
+    """The stable, last-user, system and explicit boundaries of `prompt`, the rendering of the request.
 
     Renders two whole stand-in chats, one that ends before the last user message, and one that is short. A boundary is
     the end of the longest common prefix in tokens, not only in text, so a token that would merge with the next one
     stands behind it. A long document at the head of the last user message ends at a branch boundary: where this prompt
     will leave the next one about the same document is known before there is one.
     """
-    search = _Search(placement=placement, context=context, tokenizer=tokenizer, prompt=prompt)
+    search = _Search(chat=chat, request=request, tokenizer=tokenizer, prompt=prompt)
     stable = search.stable()
     system, last_user = search.system(), search.last_user()
-    explicit = [search.explicit(num_before, stable) for num_before in context.request.breakpoints]
-    explicit += [search.shared(cut_at(context.request.messages, cut)) for cut in context.request.cuts]
+    explicit = [search.explicit(num_before, stable) for num_before in request.breakpoints]
+    explicit += [search.shared(cut_at(request.messages, cut)) for cut in request.cuts]
     positions = [
         *((BoundaryKind.STABLE, position) for position in stable),
         (BoundaryKind.SYSTEM, system),
@@ -59,8 +59,8 @@ def find_boundaries(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Search:
-    placement: Placement
-    context: RenderContext
+    chat: AbridgedChat
+    request: ChatRequest
     tokenizer: PieceTokenizer
     prompt: TokenizedText
 
@@ -69,7 +69,7 @@ class _Search:
 
         Without tools, a second user turn that begins with another letter stands in for the tool call.
         """
-        request = self.context.request
+        request = self.request
         user = [self.shared(next_user_turns(request, 0))]
         if not request.tools or request.continue_final:
             user.append(self.shared(next_user_turns(request, 1)))
@@ -81,36 +81,36 @@ class _Search:
         return tuple(sorted(found))
 
     def system(self) -> int | None:
-        request = self.context.request
+        request = self.request
         return self.shared(first_user_turns(request, head_length(request.messages)))
 
     def last_user(self) -> int | None:
-        index = last_user_at(self.context.request.messages)
-        return None if index is None else self.shared(replaced_at(self.context.request.messages, index))
+        index = last_user_at(self.request.messages)
+        return None if index is None else self.shared(replaced_at(self.request.messages, index))
 
     def question(self) -> int | None:
         """Where the last user message turns from a long document to what is asked about it."""
-        messages = self.context.request.messages
+        messages = self.request.messages
         index = last_user_at(messages)
         question = question_of(messages[index]) if index is not None else None
         return None if question is None else self.prompt.token_at_last(question, self.tokenizer.canonical)
 
     def explicit(self, num_before: int, stable: Sequence[int]) -> int | None:
         """The end of the first `num_before` messages."""
-        messages = self.context.request.messages
+        messages = self.request.messages
         head = head_length(messages)
         if num_before >= len(messages):
             return min(stable, default=None)
         if num_before == head:
             return self.system()
         if num_before < head:
-            return self.shared(other_heads(self.context.request, num_before))
+            return self.shared(other_heads(self.request, num_before))
         return self.shared(replaced_at(messages, num_before))
 
     def shared(self, candidates: Sequence[Messages]) -> int | None:
         """How many tokens the prompt shares with the first candidate that renders; None if none does."""
         for messages in candidates:
-            text = self.placement.try_text(self.context, messages)
+            text = self.chat.compared_text(messages)
             if text is not None:
                 return self.tokenizer.shared(self.prompt, text)
         return None

@@ -17,10 +17,19 @@ from reprise.chat.messages.history import ReasoningMemory, argument_texts, as_me
 from reprise.chat.messages.system_placement import Placement
 from reprise.chat.reasons.explain import Explanation, explain
 from reprise.chat.reasons.volatile_prefix import normalize, reencoded_images, reordered_tools
+from reprise.chat.rendering.abridged import AbridgedChat
 from reprise.chat.rendering.boundaries import find_boundaries
 from reprise.chat.request import ChatRequest, Message
+from reprise.chat.scan import common_length
 from reprise.chat.templates.piecewise_tokenizer import PieceTokenizer, Spelled, TokenizedText
-from reprise.chat.templates.probe_turns import STAND_IN_WORDS, first_user_turns, head_length, known_results, known_turns
+from reprise.chat.templates.probe_turns import (
+    STAND_IN_WORDS,
+    Messages,
+    first_user_turns,
+    head_length,
+    known_results,
+    known_turns,
+)
 from reprise.chat.templates.rendered import Rendered, find_parts
 from reprise.chat.templates.template import ChatTemplate, RenderContext
 from reprise.chat.text_model import TextModel, refuse_if_parts_too_long, refuse_if_too_long
@@ -120,7 +129,7 @@ class Renderer:
         notes += placed.notes
         refuse_if_too_long(text, self._text_model, context=self.settings.context)
         tokenized = self._tokenizer.tokenize(text)
-        found = find_boundaries(self._placement, context, self._tokenizer, tokenized)
+        found = find_boundaries(self._abridged(context, text), request, self._tokenizer, tokenized)
         dates = self._template.dates
         if dates.has_dates and not dates.is_controlled and self.settings.freezes_date:
             notes.append("the chat template computes its date format, so its date cannot be frozen")
@@ -186,19 +195,27 @@ class Renderer:
         request = replace(rendered.request, messages=rendered.history, breakpoints=(), cuts=())
         message = as_message(answer, has_reasoning=self._returns_reasoning(request))
         turns = known_turns if branch == "user" else known_results
+        common = self._common_run(rendered, request, [turns(request, message, variant) for variant in (0, 1)])
+        if common is None:
+            return None
+        run, length = common
+        return _begun(run, length) if length > common_prefix(run.tokens[:length], rendered.prompt.tokens) else None
+
+    def _common_run(
+        self, rendered: Rendered, request: ChatRequest, chats: Sequence[Messages]
+    ) -> tuple[TokenizedText, int] | None:
+        """The first of two variants of this chat, and how many tokens both begin with; None if one is refused."""
+        variant = self._abridged(rendered.context, rendered.text)
         first, second = (
-            self._template.try_text(
-                rendered.context, self._placement.rewritten(replace(request, messages=chat))[0].messages
-            )
-            for chat in (turns(request, message, variant) for variant in (0, 1))
+            variant.try_text(self._placement.rewritten(replace(request, messages=chat))[0].messages) for chat in chats
         )
         if first is None or second is None:
             return None
         run = self._tokenizer.tokenize(first)
-        length = self._tokenizer.shared(run, second)
-        if length <= common_prefix(run.tokens[:length], rendered.prompt.tokens):
-            return None
-        return _begun(run, length)
+        return run, self._tokenizer.shared(run, second)
+
+    def _abridged(self, context: RenderContext, text: str) -> AbridgedChat:
+        return AbridgedChat(self._placement, context, text, think_end=self._text_model.think_end)
 
     def _after_summary(self, rendered: Rendered, answer: Answer) -> Prompt | None:
         """The chat that follows this answer, if it is a summary of a known form."""
@@ -237,16 +254,10 @@ class Renderer:
             whole = [*parts[:-1], {**parts[-1], "text": begun}] if parts and isinstance(text, str) else begun
             chats.append((*rendered.history[:-1], {**last, "content": whole}))
         request = replace(rendered.request, breakpoints=(), cuts=())
-        first, second = (
-            self._template.try_text(
-                rendered.context, self._placement.rewritten(replace(request, messages=chat))[0].messages
-            )
-            for chat in chats
-        )
-        if first is None or second is None:
+        common = self._common_run(rendered, request, chats)
+        if common is None:
             return rendered.prompt
-        run = self._tokenizer.tokenize(first)
-        length = self._tokenizer.shared(run, second)
+        run, length = common
         same = common_prefix(run.tokens[:length], rendered.prompt.tokens)
         return _begun(run, length, (each for each in rendered.prompt.boundaries if each.position <= same))
 
@@ -311,7 +322,7 @@ class Renderer:
         without = self._template.try_text(context, messages, has_prompt=False)
         if with_prompt is None or without is None:
             return None
-        return with_prompt[_common_length(with_prompt, without) :]
+        return with_prompt[common_length(with_prompt, without) :]
 
     def _is_open(self, text: str) -> bool:
         start, end = self._text_model.think_start, self._text_model.think_end
@@ -449,15 +460,3 @@ def _json(value: object) -> str:
 def _rendered_nbytes(_key: int, rendered: Rendered) -> int:
     files = sum(len(image.content) for image in images_in(rendered.history))
     return 4 * len(rendered.text) + 2 * rendered.prompt.tokens.nbytes + files + 1000
-
-
-def _common_length(a: str, b: str) -> int:
-    """How many leading characters two texts share. O(log n) comparisons of slices."""
-    low, high = 0, min(len(a), len(b))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if a[:middle] == b[:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
