@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from reprise.cli.configuration import help_of
-from reprise.core.options import OptionGroup, SwitchKind
+from reprise.core.options import OptionGroup
 from reprise.core.settings import OPTIONS
 
 PAGE = Path(__file__).parents[1] / "docs" / "options.md"
@@ -50,7 +50,7 @@ def page() -> str:
         for field, option in OPTIONS.items():
             if option.group is group:
                 flag = "MODEL" if option.name == "model" else f"--{option.name}"
-                if isinstance(option.kind, SwitchKind) and not option.name.startswith("no-"):
+                if option.kind.is_switch and not option.name.startswith("no-"):
                     flag = f"{flag}`, `--no-{option.name}"
                 lines.append(f"| `{flag}` | `{option.variable}` | `{option.name}` | {help_of(field)} |")
         lines.append("")

@@ -18,7 +18,7 @@ import typer
 
 from reprise.cli.models import model_directories
 from reprise.cli.refuse import refuse
-from reprise.core.options import NamedPathsKind, NbytesKind, Option, SwitchKind, TableFault, TextsKind
+from reprise.core.options import NBYTES, Option, TableFault
 from reprise.core.settings import ONE_MODEL, OPTIONS, Settings, settings_of
 from reprise.core.sizes import Bytes
 
@@ -285,19 +285,18 @@ def _parameter(field: str, option: Option, *, has_several: bool) -> inspect.Para
     if option.name == "model":
         metavar, kind = ("MODEL...", list[str] | None) if has_several else ("MODEL", str | None)
         return _parameter_of(field, kind, typer.Argument(metavar=metavar, help=option.help, show_default=False))
-    is_switch = isinstance(option.kind, SwitchKind)
+    is_switch = option.kind.is_switch
     has_opposite = is_switch and not option.name.startswith("no-")
     flag: Any = typer.Option(
         f"--{option.name}/--no-{option.name}" if has_opposite else f"--{option.name}",
-        metavar="" if is_switch else option.kind.metavar,
+        metavar=option.kind.metavar,
         help=help_of(field).replace("[", r"\["),  # Rich takes brackets for markup.
         rich_help_panel=option.group.value,
         show_default=False,
     )
     if is_switch:
         return _parameter_of(field, bool | None, flag)
-    is_repeated = isinstance(option.kind, TextsKind | NamedPathsKind)
-    return _parameter_of(field, list[str] | None if is_repeated else str | None, flag)
+    return _parameter_of(field, list[str] | None if option.kind.is_repeated else str | None, flag)
 
 
 def _parameter_of(name: str, kind: Any, declaration: Any) -> inspect.Parameter:
@@ -311,7 +310,7 @@ def help_of(field: str) -> str:
     option, default = OPTIONS[field], default_of(field)
     if default is None or default in ((), {}):
         return option.help
-    if isinstance(option.kind, NbytesKind):
+    if option.kind is NBYTES:
         default = Bytes(default)
     shown = ("on" if default else "off") if isinstance(default, bool) else default
     return f"{option.help} Default: {f'{shown:g}' if isinstance(shown, float) else shown}."

@@ -9,24 +9,26 @@ from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, get_type_hints
 
 from reprise.core.options import (
+    AMOUNT,
+    AMOUNT_OR_ZERO,
     DIRECTORY,
     FILE,
+    HOST_NAMES,
     MODEL,
+    NAMED_DIRECTORIES,
+    NBYTES,
+    SWITCH,
+    TABLE,
     TEMPLATE,
+    TEXT,
+    TEXTS,
     WRITTEN_FILE,
-    AmountKind,
-    HostNamesKind,
-    ModelTablesKind,
-    NamedPathsKind,
-    NbytesKind,
-    NumberKind,
+    ModelTables,
     Option,
     OptionGroup,
     OptionKind,
-    SwitchKind,
-    TableKind,
-    TextKind,
-    TextsKind,
+    number,
+    one_of,
 )
 from reprise.core.sizes import Amount, Bytes
 
@@ -41,10 +43,9 @@ IMAGES = ("auto", "off")
 LOG_FORMATS = ("text", "json")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
-_COUNT = NumberKind(least=1)
+_COUNT = number(least=1)
 # At most eleven days: no socket waits for longer than twenty-four.
-_SECONDS = NumberKind(is_whole=False, least=0.1, most=10**6, metavar="SECONDS")
-_SWITCH = SwitchKind()
+_SECONDS = number(is_whole=False, least=0.1, most=10**6, metavar="SECONDS")
 
 
 def _server(name: str, kind: OptionKind, text: str, *, is_secret: bool = False) -> Option:
@@ -74,7 +75,7 @@ class Settings:
         Mapping[str, Mapping[str, Any]],
         _server(
             "models",
-            ModelTablesKind(options=lambda: MODEL_OPTIONS, others=lambda: [option.name for option in OPTIONS.values()]),
+            ModelTables(options=lambda: MODEL_OPTIONS, others=lambda: [each.name for each in OPTIONS.values()]).kind(),
             "Models by alias, each with its own options. In the file: tables such as `[models.fast]`.",
         ),
     ] = field(default_factory=dict[str, Mapping[str, Any]])
@@ -82,7 +83,7 @@ class Settings:
         tuple[str, ...],
         _server(
             "with-model",
-            TextsKind(),
+            TEXTS,
             "Also serve this model, loaded when a request names it. Repeat the option, or pass several MODELs.",
         ),
     ] = ()
@@ -96,27 +97,27 @@ class Settings:
     ] = None
     has_hub_cache: Annotated[
         bool,
-        _server("hub-cache", _SWITCH, "Also serve the models in the hub's cache, each loaded when a request names it."),
+        _server("hub-cache", SWITCH, "Also serve the models in the hub's cache, each loaded when a request names it."),
     ] = False
     adapters: Annotated[
         Mapping[str, str],
         _server(
             "adapter",
-            NamedPathsKind(),
+            NAMED_DIRECTORIES,
             "Also serve the model with this adapter, for requests that name it. Repeat the option to serve several.",
         ),
     ] = field(default_factory=dict[str, str])
     preloads: Annotated[
-        bool, _server("preload", _SWITCH, "Load every model at startup if it fits, instead of on first use.")
+        bool, _server("preload", SWITCH, "Load every model at startup if it fits, instead of on first use.")
     ] = False
     is_pinned: Annotated[
-        bool, _server("pin", _SWITCH, "Never unload a loaded model, even if other models need its memory.")
+        bool, _server("pin", SWITCH, "Never unload a loaded model, even if other models need its memory.")
     ] = False
     downloads: Annotated[
         bool,
         _server(
             "download",
-            _SWITCH,
+            SWITCH,
             "Let a request download the model that it names. Models loaded at startup are always downloaded.",
         ),
     ] = False
@@ -128,25 +129,25 @@ class Settings:
             "Unload a model's weights after this long without a request. If not set, when others need the memory.",
         ),
     ] = None
-    host: Annotated[str, _server("host", TextKind(), "Address to listen on.")] = "127.0.0.1"
+    host: Annotated[str, _server("host", TEXT, "Address to listen on.")] = "127.0.0.1"
     port: Annotated[
-        int, _server("port", NumberKind(least=0, most=65535), "Port to listen on. 0 picks a free port and prints it.")
+        int, _server("port", number(least=0, most=65535), "Port to listen on. 0 picks a free port and prints it.")
     ] = 8080
     allowed_hosts: Annotated[
         tuple[str, ...],
         _server(
             "allowed-host",
-            HostNamesKind(),
+            HOST_NAMES,
             "Also answer requests to this host name, such as a gateway's; * for any. IP addresses, localhost and the "
             "name in --host are always answered. Repeat the option to allow several.",
         ),
     ] = ()
-    log_level: Annotated[
-        str, _server("log-level", TextKind(choices=LOG_LEVELS), f"Log level: {', '.join(LOG_LEVELS)}.")
-    ] = "info"
+    log_level: Annotated[str, _server("log-level", one_of(*LOG_LEVELS), f"Log level: {', '.join(LOG_LEVELS)}.")] = (
+        "info"
+    )
     log_format: Annotated[
         str,
-        _server("log-format", TextKind(choices=LOG_FORMATS), "Log as text, or as a JSON object per line: text, json."),
+        _server("log-format", one_of(*LOG_FORMATS), "Log as text, or as a JSON object per line: text, json."),
     ] = "text"
     log_file: Annotated[
         str | None,
@@ -157,26 +158,26 @@ class Settings:
         ),
     ] = None
     is_quiet: Annotated[
-        bool, _server("quiet", _SWITCH, "Log only warnings and errors: no banner, no progress, no line per request.")
+        bool, _server("quiet", SWITCH, "Log only warnings and errors: no banner, no progress, no line per request.")
     ] = False
     api_keys: Annotated[
         tuple[str, ...],
-        _server("api-key", TextsKind(), "Require this API key. Repeat the option to accept several.", is_secret=True),
+        _server("api-key", TEXTS, "Require this API key. Repeat the option to accept several.", is_secret=True),
     ] = ()
     api_key_file: Annotated[str | None, _server("api-key-file", FILE, "File of API keys, one per line.")] = None
-    separates_keys: Annotated[
-        bool, _server("key-namespaces", _SWITCH, "Give each API key a separate prefix cache.")
-    ] = False
+    separates_keys: Annotated[bool, _server("key-namespaces", SWITCH, "Give each API key a separate prefix cache.")] = (
+        False
+    )
     accepts_any_model: Annotated[
-        bool, _server("any-model", _SWITCH, "Accept requests for any model name instead of refusing unknown ones.")
+        bool, _server("any-model", SWITCH, "Accept requests for any model name instead of refusing unknown ones.")
     ] = False
     cors_origins: Annotated[
         tuple[str, ...],
-        _server("cors-origin", TextsKind(), "Allow web pages from this origin. Repeat the option to allow several."),
+        _server("cors-origin", TEXTS, "Allow web pages from this origin. Repeat the option to allow several."),
     ] = ()
     max_body_bytes: Annotated[
         int | None,
-        _server("max-body", NbytesKind(), "Largest request body, such as 32MiB. Derived from the context if not set."),
+        _server("max-body", NBYTES, "Largest request body, such as 32MiB. Derived from the context if not set."),
     ] = None
     max_connections: Annotated[
         int,
@@ -200,7 +201,7 @@ class Settings:
         int,
         _server(
             "background-bytes",
-            NbytesKind(),
+            NBYTES,
             "Most memory for background answers. Finished ones are dropped first, then the largest is cancelled.",
         ),
     ] = 64 * 2**20
@@ -216,7 +217,7 @@ class Settings:
         bool,
         _server(
             "tensor-parallel",
-            _SWITCH,
+            SWITCH,
             "Split the model over the ranks of `mlx.launch -n N --backend ring`. Pass this option to every rank.",
         ),
     ] = False
@@ -245,7 +246,7 @@ class Settings:
         float | None,
         _answers(
             "temp",
-            NumberKind(is_whole=False, least=0, most=100),
+            number(is_whole=False, least=0, most=100),
             "Sampling temperature. Default for requests that don't set it; if not set, the model's own.",
         ),
     ] = None
@@ -253,21 +254,19 @@ class Settings:
         float | None,
         _answers(
             "top-p",
-            NumberKind(is_whole=False, above=0, most=1),
+            number(is_whole=False, above=0, most=1),
             "Sample from the smallest set of likely tokens with this total probability. Default as for --temp.",
         ),
     ] = None
     top_k: Annotated[
         int | None,
-        _answers(
-            "top-k", NumberKind(least=0), "Sample from the K likeliest tokens; 0: from all. Default as for --temp."
-        ),
+        _answers("top-k", number(least=0), "Sample from the K likeliest tokens; 0: from all. Default as for --temp."),
     ] = None
     min_p: Annotated[
         float | None,
         _answers(
             "min-p",
-            NumberKind(is_whole=False, least=0, most=1),
+            number(is_whole=False, least=0, most=1),
             "Drop tokens less likely than this fraction of the likeliest. Default as for --temp.",
         ),
     ] = None
@@ -287,7 +286,7 @@ class Settings:
         Mapping[str, Any],
         _answers(
             "chat-template-args",
-            TableKind(),
+            TABLE,
             "Template variables, such as '{\"enable_thinking\": false}'. Default for requests that don't set them.",
         ),
     ] = field(default_factory=dict[str, Any])
@@ -295,7 +294,7 @@ class Settings:
         int | None,
         _answers(
             "thinking-budget",
-            NumberKind(least=0),
+            number(least=0),
             "Most reasoning tokens per answer. Default for requests that don't set it.",
         ),
     ] = None
@@ -307,13 +306,13 @@ class Settings:
     ] = None
 
     has_prefix_cache: Annotated[
-        bool, _reuse("prefix-cache", _SWITCH, "Reuse prefixes. Without it every prompt is prefilled from the start.")
+        bool, _reuse("prefix-cache", SWITCH, "Reuse prefixes. Without it every prompt is prefilled from the start.")
     ] = True
     cache_bytes: Annotated[
         Amount | None,
         _reuse(
             "cache-bytes",
-            AmountKind(),
+            AMOUNT,
             "Memory for the prefix cache and running requests, such as 8GB or 25%. Derived from the device if not set.",
         ),
     ] = None
@@ -321,7 +320,7 @@ class Settings:
         Amount | None,
         _reuse(
             "memory",
-            AmountKind(),
+            AMOUNT,
             "Limit for the whole process (weights, cache, Python), such as 12GB or 50% of the machine. "
             "On CUDA this includes the device memory that MLX reports. No limit if not set.",
         ),
@@ -339,7 +338,7 @@ class Settings:
         Amount,
         _reuse(
             "disk-bytes",
-            AmountKind(may_be_zero=True),
+            AMOUNT_OR_ZERO,
             "Space for --disk-cache, such as 50GB or 5% of the disk. In the platform's cache directory it is at most a "
             "tenth of what is free.",
         ),
@@ -348,7 +347,7 @@ class Settings:
         Amount,
         _reuse(
             "disk-daily-writes",
-            AmountKind(may_be_zero=True),
+            AMOUNT_OR_ZERO,
             "Most bytes to write to the directory of --disk-cache in a day, to spare an SSD; 0: no limit.",
         ),
     ] = DISK_DAILY_WRITES
@@ -357,68 +356,66 @@ class Settings:
         _reuse("warm", FILE, "Prefill at startup: a system prompt as text, or /v1/prefill bodies as JSON lines."),
     ] = None
     settles: Annotated[
-        bool, _reuse("settle", _SWITCH, "Prefill what is known of the next turn while the server is idle.")
+        bool, _reuse("settle", SWITCH, "Prefill what is known of the next turn while the server is idle.")
     ] = True
     max_settle: Annotated[int, _reuse("max-settle", _COUNT, "Most tokens to prefill ahead after one answer.")] = 16384
     canonical_tokens: Annotated[
         bool,
-        _reuse("canonical-tokens", _SWITCH, "Re-tokenize past answers instead of reusing their sampled tokens."),
+        _reuse("canonical-tokens", SWITCH, "Re-tokenize past answers instead of reusing their sampled tokens."),
     ] = False
     restore_reasoning: Annotated[
-        bool, _reuse("restore-reasoning", _SWITCH, "Put back reasoning that a client dropped from the history.")
+        bool, _reuse("restore-reasoning", SWITCH, "Put back reasoning that a client dropped from the history.")
     ] = False
     normalizes: Annotated[
         bool,
         _reuse(
             "normalize",
-            _SWITCH,
+            SWITCH,
             "Strip billing headers and the like, which change on every request, from system prompts.",
         ),
     ] = True
     stable_tools: Annotated[
-        bool, _reuse("stable-tools", _SWITCH, "Sort tools by name, for clients that send them in varying order.")
+        bool, _reuse("stable-tools", SWITCH, "Sort tools by name, for clients that send them in varying order.")
     ] = False
     freeze_template_date: Annotated[
         bool,
-        _reuse(
-            "freeze-template-date", _SWITCH, "Keep the date of a chat's first request, for templates that print it."
-        ),
+        _reuse("freeze-template-date", SWITCH, "Keep the date of a chat's first request, for templates that print it."),
     ] = False
     audit_rate: Annotated[
         float,
         _reuse(
             "audit",
-            NumberKind(is_whole=False, least=0, most=1, metavar="RATE"),
+            number(is_whole=False, least=0, most=1, metavar="RATE"),
             "Share of answers to recompute without the cache while idle, to check that reuse changes nothing.",
         ),
     ] = 0.01
-    is_audit_off: Annotated[bool, _reuse("no-audit", _SWITCH, "Don't recompute answers while idle.")] = False
+    is_audit_off: Annotated[bool, _reuse("no-audit", SWITCH, "Don't recompute answers while idle.")] = False
     records_text: Annotated[
         bool,
         _reuse(
             "record-text",
-            _SWITCH,
+            SWITCH,
             "Allow prompts and answers in files and in the log, such as those of --record and an audit's error.",
         ),
     ] = False
     kv_bits: Annotated[
         int | None,
         _reuse(
-            "kv-bits", NumberKind(choices=KV_BITS), f"Quantize KV to {', '.join(map(str, KV_BITS))} bits (approximate)."
+            "kv-bits", number(choices=KV_BITS), f"Quantize KV to {', '.join(map(str, KV_BITS))} bits (approximate)."
         ),
     ] = None
     kv_group_size: Annotated[
         int,
         _reuse(
             "kv-group-size",
-            NumberKind(choices=KV_GROUP_SIZES),
+            number(choices=KV_GROUP_SIZES),
             f"Group size of quantized KV: {', '.join(map(str, KV_GROUP_SIZES))}.",
         ),
     ] = 64
 
     trusts_remote_code: Annotated[
         bool,
-        _load("trust-remote-code", _SWITCH, "Run Python code that comes with a tokenizer. Only for models you trust."),
+        _load("trust-remote-code", SWITCH, "Run Python code that comes with a tokenizer. Only for models you trust."),
     ] = False
     adapter_path: Annotated[
         str | None,
@@ -436,7 +433,7 @@ class Settings:
         str | None,
         _load(
             "drafts",
-            TextKind(choices=DRAFT_MODES),
+            one_of(*DRAFT_MODES),
             "off, auto or exact. Draft answers from earlier text and verify several tokens per pass. Answers stay the "
             "same; `exact` only uses passes whose logits equal those of single steps to the last bit. Off if not set, "
             "auto with a draft model.",
@@ -456,9 +453,7 @@ class Settings:
     ] = 2048
     max_stall_ms: Annotated[
         int,
-        _load(
-            "max-stall-ms", NumberKind(least=1, metavar="MS"), "Longest gap between two tokens of an answer to aim for."
-        ),
+        _load("max-stall-ms", number(least=1, metavar="MS"), "Longest gap between two tokens of an answer to aim for."),
     ] = 100
 
     @property
