@@ -9,7 +9,8 @@ import pytest
 from reprise.core.prompt import Boundary, BoundaryKind, Prompt
 from tests.loop.driving import DrivenEngine, SubmittedJob
 from tests.vision.chats import Part, a_seeing_job, picture, prompt_of, seeing
-from tests.vision.tiny import FAMILIES, seeing_model
+from tests.vision.families import FAMILIES, FURTHER
+from tests.vision.tiny import seeing_model
 
 pytest.importorskip("mlx_vlm", reason="the extra `vision` is not installed")
 
@@ -49,7 +50,7 @@ class SeeingEngine(DrivenEngine):
         return self.loaded.text.decode(job.tokens)
 
 
-@pytest.fixture(params=FAMILIES)
+@pytest.fixture(params=[*FAMILIES, *(pytest.param(name, marks=pytest.mark.matrix) for name in FURTHER)])
 def engine(request: pytest.FixtureRequest) -> Iterator[SeeingEngine]:
     made = SeeingEngine(request.param)
     yield made

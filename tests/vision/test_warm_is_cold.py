@@ -6,7 +6,7 @@ import pytest
 from reprise.core.images import Image
 from reprise.engine.models.load import LoadedModel
 from tests.vision.chats import SeenWalk, cold, picture, prompt_of, seeing
-from tests.vision.tiny import FAMILIES
+from tests.vision.families import FAMILIES, FURTHER
 
 pytest.importorskip("mlx_vlm", reason="the extra `vision` is not installed")
 
@@ -15,6 +15,7 @@ ROUNDING = 1e-4
 
 ONE, OTHER, THIRD = picture(1), picture(2, 64, 128), picture(3, 64, 64)
 ASK = "What is on it?"
+ALL = (*FAMILIES, *(pytest.param(name, marks=pytest.mark.matrix) for name in FURTHER))
 
 
 def walks(loaded: LoadedModel, one: Image = ONE, other: Image = OTHER, third: Image = THIRD) -> dict[str, tuple]:
@@ -34,7 +35,7 @@ def distance(a: mx.array, b: mx.array) -> float:
     return float((mx.abs(a - b).max() / mx.abs(b).max()).item())
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ALL)
 def test_seven_walks_are_resumed_behind_what_they_share_and_equal_cold_runs(family: str) -> None:
     loaded = seeing(family)
     walk = SeenWalk(loaded)
@@ -47,14 +48,14 @@ def test_seven_walks_are_resumed_behind_what_they_share_and_equal_cold_runs(fami
         assert distance(logits, expected[at:]) < ROUNDING, name
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ALL)
 def test_chunks_equal_the_whole(family: str) -> None:
     loaded = seeing(family)
     prompt = prompt_of(loaded, ["Look: ", ONE, ASK, OTHER, "Compare them with a dog."])
     assert distance(cold(loaded, prompt, chunk=5), cold(loaded, prompt)) < ROUNDING
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ALL)
 def test_another_image_is_another_answer(family: str) -> None:
     """What the other tests compare with: images change the logits by far more than rounding does."""
     loaded = seeing(family)

@@ -122,7 +122,7 @@ def load_model(
     chosen = _tokenizer_config(chat_template, trusts_remote_code=trusts_remote_code)
     read: _Read | None = None
     if is_to_see(config, summary, source, images=images, is_whole=shard is None):
-        read = _read_seeing(directory, source, chosen)
+        read = _read_seeing(directory, source, chosen, trusts_remote_code=trusts_remote_code)
     if read is None:
         read = _read_text(directory, source, chosen, shard=shard)
     model, tokenizer, config = read.model, read.tokenizer, read.config
@@ -185,14 +185,14 @@ def _read_text(
     return _Read(model=model, tokenizer=tokenizer, config=config)
 
 
-def _read_seeing(directory: Path, source: str, chosen: dict[str, Any]) -> _Read | None:
+def _read_seeing(directory: Path, source: str, chosen: dict[str, Any], *, trusts_remote_code: bool) -> _Read | None:
     """The model from mlx-vlm; None where mlx-lm has to have it, for text alone. Raises LoadFailed if it has not."""
     from reprise.engine.models.vlm_source import load_seeing, model_and_reader  # noqa: PLC0415 (an extra)
 
     config = mlx_lm_utils.load_config(directory)
     tokenizer = _load_tokenizer(str(directory), source, chosen, eos=config.get("eos_token_id"))
     try:
-        whole, processor = load_seeing(directory, source)
+        whole, processor = load_seeing(directory, source, trusts_remote_code=trusts_remote_code)
         text = text_model_of(tokenizer, vocab_size=len(inner_tokenizer(tokenizer)))
         model, reader = model_and_reader(whole, processor, text, config, files=digest_of_processor(directory))
         blueprint = blueprint_of(model)

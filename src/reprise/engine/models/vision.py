@@ -19,6 +19,7 @@ log = logging.getLogger(__name__)
 
 _TEXT_ALONE: Mapping[str, str] = {
     "gemma3n": "mlx-vlm's layers for it read entries past the cache's interface",
+    "llama4": "mlx-vlm's processor writes placeholders for a tile that it does not cut, and has no rows for them",
 }
 """Model type → why it is loaded for text alone."""
 

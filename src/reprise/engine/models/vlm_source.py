@@ -161,12 +161,13 @@ class VlmReader:
             return _expansion(self._processor, inputs, placeholder=self._placeholder, merge=self._merge)
 
 
-def load_seeing(directory: Path, source: str) -> tuple[nn.Module, Any]:
+def load_seeing(directory: Path, source: str, *, trusts_remote_code: bool) -> tuple[nn.Module, Any]:
     """A model of mlx-vlm and its processor. Raises LoadFailed."""
     try:
         whole = vlm_utils.load_model(directory, lazy=True)
         # Only now: importing a model's module is what makes its processor known.
-        processor = vlm_utils.load_processor(directory, add_detokenizer=False)
+        # Said in any case: some of mlx-vlm's processors run a folder's code unless they are told not to.
+        processor = vlm_utils.load_processor(directory, add_detokenizer=False, trust_remote_code=trusts_remote_code)
     except Exception as error:
         # A model's code may raise anything.
         log.debug("mlx-vlm failed to load %s", source, exc_info=True)
@@ -307,16 +308,22 @@ def _state_as_it_was(whole: nn.Module) -> Generator[None]:
             setattr(language, name, value)
 
 
-def _input_embeddings(whole: nn.Module, tokens: mx.array, pixels: Any = None, **named: Any) -> Any:
+def _input_embeddings(whole: nn.Module, tokens: mx.array) -> Any:
     with _state_as_it_was(whole):
-        return cast(Any, whole).get_input_embeddings(tokens, pixels, **named)
+        return cast(Any, whole).get_input_embeddings(tokens, None)
 
 
 def _input_embeddings_of(whole: nn.Module, inputs: Mapping[str, Any]) -> Any:
+    with _state_as_it_was(whole):
+        return _embedded_with_pixels(whole, inputs)
+
+
+def _embedded_with_pixels(whole: nn.Module, inputs: Mapping[str, Any]) -> Any:
     named = {name: _arrays(value) for name, value in inputs.items()}
     tokens, pixels = named.pop("input_ids"), named.pop("pixel_values")
     mask = named.pop("attention_mask", None)
-    return _input_embeddings(whole, tokens, pixels, mask=mx.ones_like(tokens) if mask is None else mask, **named)
+    mask = mx.ones_like(tokens) if mask is None else mask
+    return cast(Any, whole).get_input_embeddings(tokens, pixels, mask=mask, **named)
 
 
 def _find_placeholder(whole: nn.Module, inputs: Mapping[str, Any]) -> int | None:
@@ -343,7 +350,7 @@ def _positions(whole: nn.Module, inputs: Mapping[str, Any], expansion: ImageExpa
         return Positions.OWN
     with _state_as_it_was(whole):
         language._position_ids = None
-        found = _input_embeddings_of(whole, inputs)
+        found = _embedded_with_pixels(whole, inputs)
         given = found.position_ids if found.position_ids is not None else language._position_ids
         theirs = np.array(given).reshape(-1, len(tokens))
     if (theirs == np.arange(len(tokens))).all():
