@@ -77,9 +77,20 @@ def numbers_in(layer: KvLayer, fetched: Any) -> np.ndarray:
     return bare[:, 0].astype(np.int64)
 
 
-def feed(layer: KvLayer, stories: Sequence[Story], fed: Sequence[Sequence[int]], *, window: int | None = None) -> None:
-    """Give a layer the next tokens of all its sequences, and check what each of them may see."""
+def feed(
+    layer: KvLayer,
+    stories: Sequence[Story],
+    fed: Sequence[Sequence[int]],
+    *,
+    window: int | None = None,
+    blocks: Sequence[Sequence[Span]] = (),
+) -> None:
+    """Give a layer the next tokens of all its sequences, and check what each of them may see.
+
+    `blocks`: of each sequence, the positions of images, which attend both ways.
+    """
     num = len(fed[0])
+    layer.blocks = blocks
     offsets = layer.offset
     assert [s.length for s in stories] == (
         [offsets] * len(stories) if isinstance(offsets, int) else np.array(offsets).tolist()
@@ -89,6 +100,7 @@ def feed(layer: KvLayer, stories: Sequence[Story], fed: Sequence[Sequence[int]],
         mask: Any = _chunk_mask(layer, num)
     else:
         mask = layer.make_mask(num, window_size=window, return_array=layer.lengths[0] % 2 == 0)
+    layer.blocks = ()
     keys, values = layer.update_and_fetch(*entries(fed))
     shown, values_shown = numbers_in(layer, keys), numbers_in(layer, values)
     assert (shown == values_shown).all(), "keys and values of different entries"
@@ -98,8 +110,15 @@ def feed(layer: KvLayer, stories: Sequence[Story], fed: Sequence[Sequence[int]],
         story.entries.extend(fed[row])
         for i in range(num):
             at = story.length - num + i
-            wanted = [e for p, e in enumerate(story.entries) if sees(layer.kind, at, p, window)]
+            ahead = max(
+                (block.stop for block in (blocks[row] if blocks else ()) if at in range(*_edges(block))), default=0
+            )
+            wanted = [e for p, e in enumerate(story.entries) if sees(layer.kind, at, p, window) or at < p < ahead]
             assert sorted(shown[row][visible[row, i]].tolist()) == sorted(wanted), (layer.kind, row, at)
+
+
+def _edges(span: Span) -> tuple[int, int]:
+    return span.start, span.stop
 
 
 def _chunk_mask(layer: ChunkLayer, num: int) -> mx.array:

@@ -545,6 +545,12 @@ def _llama4(of: Ids) -> dict[str, Any]:
             "intermediate_size_mlp": 96,
             "num_local_experts": 2,
             "attention_chunk_size": 16,
+            "attention_bias": False,
+            "interleave_moe_layer_step": 1,
+            "num_experts_per_tok": 1,
+            "rope_scaling": None,
+            "rope_theta": 10000.0,
+            "use_qk_norm": True,
         },
         "vision_config": {
             "model_type": "llama4_vision_model",

@@ -34,8 +34,6 @@ class FeatureCache:
         self._row_nbytes = 0
         self.num_encoded = 0
         """Runs of the tower."""
-        self.num_found = 0
-        """Images of slices whose features were there already."""
 
     @property
     def nbytes(self) -> int:
