@@ -70,7 +70,8 @@ def prompt_of(loaded: LoadedModel, *turns: Sequence[Part] | str) -> Prompt:
 
 
 def a_seeing_job(prompt: Prompt, *, num: int = 8, **more: Any) -> Job:
-    return Job(id=f"seeing-{next(_ids)}", prompt=prompt, max_tokens=num, sampling=Sampling(temperature=0), **more)
+    more.setdefault("sampling", Sampling(temperature=0))
+    return Job(id=f"seeing-{next(_ids)}", prompt=prompt, max_tokens=num, **more)
 
 
 def fed(runner: Runner, live: LiveSequence, prompt: Prompt, stops: Sequence[int]) -> mx.array:

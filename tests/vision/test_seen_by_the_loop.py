@@ -2,12 +2,24 @@
 
 import itertools
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from reprise.core.backend import Verdict
+from reprise.core.errors import BadRequest
+from reprise.core.events import FinishReason, Sampled
+from reprise.core.images import digest_of
+from reprise.core.job import Purpose, Sampling
 from reprise.core.prompt import Boundary, BoundaryKind, Prompt
+from reprise.core.sizes import Bytes
+from reprise.engine.models.load import load_model
+from reprise.loop.worker import Worker
 from tests.loop.driving import DrivenEngine, SubmittedJob
+from tests.loop.test_drafts import make_passes_free
 from tests.vision.chats import Part, a_seeing_job, picture, prompt_of, seeing
 from tests.vision.families import FAMILIES, FURTHER
 from tests.vision.tiny import seeing_model
@@ -21,23 +33,23 @@ _names = itertools.count()
 class SeeingEngine(DrivenEngine):
     """An engine loop on a tiny model that sees."""
 
-    def __init__(self, family: str, **settings: object) -> None:
+    def __init__(self, family: str, **settings: Any) -> None:
         self.loaded = seeing(family)
-        super().__init__(seeing_model(family), load=partial(seeing, family), **settings)  # type: ignore[arg-type]
+        super().__init__(seeing_model(family), **{"load": partial(seeing, family), **settings})
 
-    def begin(self, prompt: Prompt, **more: object) -> SubmittedJob:
-        running = SubmittedJob(a_seeing_job(prompt, **more))  # type: ignore[arg-type]
+    def begin(self, prompt: Prompt, **more: Any) -> SubmittedJob:
+        running = SubmittedJob(a_seeing_job(prompt, **more))
         self.loop.submit(running.job, running)
         return running
 
-    def answer(self, prompt: Prompt, **more: object) -> SubmittedJob:
+    def answer(self, prompt: Prompt, **more: Any) -> SubmittedJob:
         running = self.begin(prompt, **more).wait()
         assert running.end.error is None, running.end.error
         self.ask(lambda worker: worker.check())
         return running
 
-    def cold_answer(self, prompt: Prompt) -> list[int]:
-        return self.answer(prompt, namespace=f"cold-{next(_names)}").tokens
+    def cold_answer(self, prompt: Prompt, **more: Any) -> list[int]:
+        return self.answer(prompt, namespace=f"cold-{next(_names)}", **more).tokens
 
     @property
     def num_encoded(self) -> int:
@@ -90,3 +102,195 @@ def test_the_same_image_elsewhere_is_encoded_no_more(engine: SeeingEngine) -> No
     other = engine.answer(engine.chat(["Another question about ", ONE, "How large is it?"]))
     assert engine.num_encoded == 1
     assert other.end.outcome.num_prefilled > len(other.job.prompt.images[0].span)
+
+
+def test_an_exact_repeat_computes_nothing(engine: SeeingEngine) -> None:
+    prompt = engine.chat(["Look: ", ONE, "What is on it?"])
+    first, again = engine.answer(prompt), engine.answer(prompt)
+    assert again.computed == 0
+    assert again.tokens == first.tokens
+
+
+def test_other_images_at_the_same_place_are_other_answers(engine: SeeingEngine) -> None:
+    """No tokens differ but the images' own."""
+    answers = {}
+    for seed in range(1, 5):
+        prompt = engine.chat(["Look: ", picture(seed), "What is on it?"])
+        answers[seed] = engine.answer(prompt, num=16).tokens
+        assert answers[seed] == engine.cold_answer(prompt, num=16)
+    assert len({tuple(answer) for answer in answers.values()}) > 1
+
+
+MAIN = ["qwen3_5", "gemma3"]
+
+
+@pytest.mark.parametrize("family", [*MAIN, pytest.param("gemma4", marks=pytest.mark.matrix)])
+def test_a_chat_is_warm_after_a_restart_and_its_images_are_not_encoded_again(family: str, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"disk_directory": str(tmp_path), "disk_bytes": Bytes(1 << 30), "disk_block": 16}
+    engine = SeeingEngine(family, **options)
+    ask = "What is on it? " * 12
+    first = engine.answer(stable(engine.chat(["Look: ", ONE, ask])))
+    said = engine.spoken(first)
+    engine.close()
+    engine = SeeingEngine(family, **options)
+    prompt = engine.chat(["Look: ", ONE, ask], said, "Which colour?")
+    again = engine.answer(prompt)
+    assert engine.num_encoded == 0, again.end.outcome
+    assert again.end.outcome.num_loaded == again.end.outcome.num_reused > prompt.images[0].span.stop
+    assert again.tokens == engine.cold_answer(prompt)
+    other = engine.answer(engine.chat(["Look: ", OTHER, ask]))
+    assert other.end.outcome.num_reused <= other.job.prompt.images[0].span.start
+    engine.close()
+
+
+@pytest.mark.parametrize("family", MAIN)
+def test_requests_that_take_turns_in_a_small_memory_encode_each_image_once(family: str) -> None:
+    """A request that is preempted still needs its images."""
+    plain = SeeingEngine(family)
+    prompts = [plain.chat([f"Picture {seed}: ", picture(seed), "Say all that you see."]) for seed in range(1, 4)]
+    expected = [plain.cold_answer(prompt, num=150) for prompt in prompts]
+    room = plain.ask(lambda worker: worker.runner.most_live_nbytes(256 + 64, chunk=64))
+    plain.close()
+    tight = SeeingEngine(family, cache_bytes=2 * room, prefill_chunk=64)
+    running = tight.ask(lambda worker: [tight.begin(prompt, num=150) for prompt in prompts])
+    assert [each.wait().tokens for each in running] == expected
+    assert tight.num_encoded == 3
+    tight.check()
+    tight.close()
+
+
+@pytest.mark.parametrize("family", MAIN)
+def test_drafts_behind_images_change_no_answer(family: str) -> None:
+    plain, drafting = SeeingEngine(family, drafts="off"), SeeingEngine(family, drafts="auto")
+    drafting.ask(make_passes_free)
+    prompt = plain.chat(["Look: ", ONE, "Say it, say it, say it again and again."])
+    expected = plain.cold_answer(prompt, num=40)
+    for _ in range(2):
+        assert drafting.cold_answer(prompt, num=40) == expected
+    right = drafting.answer(prompt, num=40, namespace="predicted", prediction=prompt.tokens[:0])
+    assert right.tokens == expected
+    plain.close()
+    drafting.close()
+
+
+@pytest.mark.parametrize("family", MAIN)
+def test_what_settles_behind_an_image_is_reused(family: str) -> None:
+    engine = SeeingEngine(family)
+    turns: list[Any] = [["Look: ", ONE, "What is on it?"]]
+    answer = engine.answer(engine.chat(*turns))
+    prompt = engine.chat(*turns, engine.spoken(answer), "Which colour?")
+    known = Prompt(tokens=prompt.tokens[:-12], images=prompt.images)
+    engine.answer(known, num=0, purpose=Purpose.SETTLE)
+    warm = engine.answer(prompt)
+    assert warm.end.outcome.num_settled > 0
+    assert warm.tokens == engine.cold_answer(prompt)
+    assert engine.num_encoded == 1
+    engine.close()
+
+
+@pytest.mark.parametrize("family", MAIN)
+def test_a_request_that_is_cancelled_within_an_image_leaves_no_half_of_it(family: str) -> None:
+    engine = SeeingEngine(family, prefill_chunk=8)
+    long = engine.chat(["Look: ", picture(8, 320, 320), "What is on it?"])
+    (image,) = long.images
+    running = SubmittedJob(a_seeing_job(long))
+
+    def cancel(event: object) -> None:
+        if running.progress and running.progress[-1] > image.span.start:
+            engine.loop.cancel(running.job.id)
+
+    running.on_event = cancel
+    engine.loop.submit(running.job, running)
+    assert running.wait().end.reason is FinishReason.CANCELLED
+    again = engine.answer(long)
+    assert again.end.outcome.num_reused in range(image.span.start + 1) or (
+        again.end.outcome.num_reused >= image.span.stop
+    )
+    assert again.tokens == engine.cold_answer(long)
+    assert engine.num_encoded == 1
+    engine.close()
+
+
+@pytest.mark.parametrize("family", ["qwen3_5", "qwen3_vl", "gemma3", "gemma4"])
+def test_answers_about_images_are_audited_and_found_right(family: str) -> None:
+    engine = SeeingEngine(family, is_audit_off=False, audit_rate=1.0)
+    turns: list[Any] = [["Look: ", ONE, "What is on it?"]]
+    first = engine.answer(engine.chat(*turns), num=16)
+    engine.answer(engine.chat(*turns, engine.spoken(first), ["And ", OTHER, "?"]), num=16)
+
+    def hurry(worker: Worker) -> dict[str, Verdict]:
+        while not worker.requests and worker.audit.due_in_s is not None:
+            worker.audit.hurry()
+            worker.step()
+        return dict(worker.audit.totals.verdicts)
+
+    verdicts = engine.ask(hurry)
+    assert len(verdicts) == 2
+    assert Verdict.DIFFERENT not in verdicts.values()
+    assert engine.num_encoded == 2, "an audit finds what was encoded"
+    engine.close()
+
+
+@pytest.mark.parametrize("family", MAIN)
+def test_quantised_entries_answer_warm_as_cold(family: str) -> None:
+    quantised = load_model(str(seeing_model(family)), kv_bits=8, kv_group_size=32)
+    assert quantised.vision is not None
+    engine = SeeingEngine(family, load=lambda: quantised, kv_bits=8, kv_group_size=32)
+    turns: list[Any] = [["Look: ", ONE, "What is on it?"]]
+    first = engine.answer(stable(engine.chat(*turns)))
+    prompt = engine.chat(*turns, engine.spoken(first), "Which colour?")
+    warm = engine.answer(prompt)
+    assert warm.end.outcome.num_reused > prompt.images[0].span.stop
+    assert warm.tokens == engine.cold_answer(prompt)
+    engine.close()
+
+
+def test_a_broken_picture_fails_its_request_alone() -> None:
+    """A file whose header is right and whose pixels are not is found out when it is read."""
+    engine = SeeingEngine("qwen3_5")
+    good = engine.chat(["Look: ", ONE, "What is on it?"])
+    content = ONE.content[:300]
+    broken = replace(ONE, content=content, digest=digest_of(content))
+    (image,) = good.images
+    bad = replace(good, images=(replace(image, image=broken),))
+    jobs = engine.ask(lambda worker: [engine.begin(bad), engine.begin(good, namespace="beside")])
+    failed, answered = (job.wait() for job in jobs)
+    assert isinstance(failed.end.error, BadRequest)
+    assert answered.end.error is None
+    engine.check()
+    engine.close()
+
+
+def test_one_image_is_encoded_a_step_and_running_answers_go_on_between() -> None:
+    engine = SeeingEngine("qwen3_5")
+    steps: list[tuple[int, int]] = []
+
+    def watch(worker: Worker) -> None:
+        step = worker.step
+
+        def counted() -> None:
+            before = worker.runner.features.num_encoded, worker.requests.counts["num_generated"]
+            step()
+            after = worker.runner.features.num_encoded, worker.requests.counts["num_generated"]
+            steps.append((after[0] - before[0], after[1] - before[1]))
+
+        worker.step = counted  # type: ignore[method-assign]
+
+    engine.ask(watch)
+    talking = engine.begin(engine.chat("Talk on and on."), num=400)
+    talking.wait_for(Sampled)
+    looking = engine.begin(engine.chat(["These: ", ONE, OTHER, THIRD, "Compare."]))
+    looking.wait()
+    engine.loop.cancel(talking.job.id)
+    talking.wait()
+    encoding = [step for step in steps if step[0] > 0]
+    assert [num for num, _ in encoding] == [1, 1, 1]
+    assert all(said > 0 for _, said in encoding), "who talks gets a token in a step that encodes"
+    engine.close()
+
+
+def test_random_answers_about_images_repeat_with_their_seed(engine: SeeingEngine) -> None:
+    prompt = engine.chat(["Look: ", ONE, "What is on it?"])
+    sampling = Sampling(temperature=0.9, seed=5)
+    first = engine.answer(prompt, sampling=sampling)
+    assert engine.cold_answer(prompt, sampling=sampling) == first.tokens
