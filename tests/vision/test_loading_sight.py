@@ -150,6 +150,13 @@ def test_what_is_no_picture_is_refused_with_a_sentence(content: bytes) -> None:
         loaded.text.images.expand(broken)
 
 
+def test_a_shape_that_the_processor_does_not_take_is_refused_with_a_sentence() -> None:
+    loaded = seeing("qwen3_5")
+    assert loaded.text.images is not None
+    with pytest.raises(BadRequest, match="1 x 3000 pixels"):
+        loaded.text.images.expand(picture(1, 1, 3000))
+
+
 def test_a_picture_is_read_once_where_its_prompt_is_and_once_more_when_that_was_long_ago() -> None:
     loaded = seeing("qwen3_5")
     assert loaded.vision is not None

@@ -294,3 +294,18 @@ def test_random_answers_about_images_repeat_with_their_seed(engine: SeeingEngine
     sampling = Sampling(temperature=0.9, seed=5)
     first = engine.answer(prompt, sampling=sampling)
     assert engine.cold_answer(prompt, sampling=sampling) == first.tokens
+
+
+def test_a_request_that_has_ended_holds_no_image() -> None:
+    engine = SeeingEngine("qwen3_5")
+    engine.answer(engine.chat(["Look: ", ONE, "What is on it?"]))
+
+    def released(worker: Worker) -> list[bool]:
+        features = worker.runner.features
+        # Held ones go last: with a younger one beside it, the first to go says whether it was held.
+        worker.runner.encode(OTHER)
+        features.release_one()
+        return [features.find(image) is None for image in (ONE, OTHER)]
+
+    assert engine.ask(released) == [True, False]
+    engine.close()

@@ -3,6 +3,7 @@
 import ast
 import inspect
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from reprise.engine.states.layers import FullLayer, StateLayer
 from reprise.engine.states.seeing import Positions, SeeingModel
 from reprise.engine.states.sequence_batch import SequenceBatch
 from reprise.engine.states.windows import ChunkLayer, WindowLayer
-from tests.vision.chats import a_seeing_job, picture, prompt_of, seeing
+from tests.vision.chats import a_seeing_job, cold, picture, prompt_of, seeing
 from tests.vision.families import FAMILIES, FURTHER
 from tests.vision.tiny import seeing_model
 
@@ -166,8 +167,6 @@ def test_every_pass_is_told_where_it_stands_and_nothing_is_read_off_the_model(fa
 
 
 def _seeded(job: Any) -> Any:
-    from dataclasses import replace  # noqa: PLC0415
-
     return replace(job, sampling=replace(job.sampling, seed=1))
 
 
@@ -188,6 +187,29 @@ def test_text_is_what_mlx_lm_makes_of_it(family: str) -> None:
     tokens = mx.array([seen.text.encode("Words without any picture, which both read alike.")])
     mine, theirs = (SequenceBatch(each.blueprint).forward(each.model, tokens) for each in (seen, blind))
     assert float((mx.abs(mine - theirs).max() / mx.abs(theirs).max()).item()) < 1e-5
+
+
+@pytest.mark.parametrize("family", ["gemma3", "gemma4"])
+def test_an_image_sees_all_of_itself_where_its_family_does(family: str) -> None:
+    """Without the layers' masks the answer is the causal one, which is mlx-vlm's in every resumed pass."""
+    loaded = seeing(family)
+    prompt = prompt_of(loaded, ["Look: ", picture(1), "What is it?"])
+    causal = replace(loaded, blueprint=replace(loaded.blueprint, both_ways=frozenset()))
+    seen, blind = cold(loaded, prompt), cold(causal, prompt)
+    first = prompt.images[0].span.start
+    assert mx.array_equal(seen[:first], blind[:first])
+    assert float((mx.abs(seen - blind).max() / mx.abs(seen).max()).item()) > 1e-2
+
+
+def test_an_audit_holds_an_image_whole() -> None:
+    loaded = seeing("gemma3")
+    prompt = prompt_of(loaded, ["Look: ", picture(1), "What is it?", picture(2), "And this?"])
+    job = _seeded(a_seeing_job(prompt))
+    given = GivenAnswer(job=job, tokens=(5,), logprobs=(0.0,), outcome=None)  # type: ignore[arg-type]
+    for chunk in (1, 7, 20, 1000):
+        run = ColdRun(Runner(loaded, can_batch=True), given, chunk=chunk)
+        while not run.is_over:
+            run.step()
 
 
 def _read_off_caches(path: Path) -> Iterator[str]:

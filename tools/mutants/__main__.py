@@ -31,6 +31,7 @@ from tools.mutants.of_engine import ENGINE_MUTANTS
 from tools.mutants.of_loop import LOOP_MUTANTS
 from tools.mutants.of_ranks import RANK_MUTANTS
 from tools.mutants.of_schedule import SCHEDULE_MUTANTS
+from tools.mutants.of_vision import VISION_MUTANTS
 from tools.mutants.operators import random_mutants
 from tools.mutants.place import PlantedText, Unplaced, placed
 from tools.mutants.source import functions_below
@@ -48,6 +49,7 @@ MUTANTS = (
     *LOOP_MUTANTS,
     *RANK_MUTANTS,
     *BENCH_MUTANTS,
+    *VISION_MUTANTS,
 )
 ROOT = Path(__file__).resolve().parents[2]
 TIME_LIMIT_S = 180

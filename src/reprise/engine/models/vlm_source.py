@@ -156,9 +156,15 @@ class VlmReader:
         return self if self._marker in _written_for_image(text) else None
 
     def _read(self, image: Image) -> tuple[ImageExpansion, PreparedImage]:
-        with self._running:
-            inputs = _processed(self._processor, self._marker, _decoded(image))
-            return _expansion(self._processor, inputs, placeholder=self._placeholder, merge=self._merge)
+        picture = _decoded(image)
+        try:
+            with self._running:
+                inputs = _processed(self._processor, self._marker, picture)
+                return _expansion(self._processor, inputs, placeholder=self._placeholder, merge=self._merge)
+        except Exception as error:
+            # A processor may raise anything for a shape that it does not take.
+            size = f"{picture.width} x {picture.height}"
+            raise BadRequest(f"The model takes no image of {size} pixels: {first_line(error)}") from error
 
 
 def load_seeing(directory: Path, source: str, *, trusts_remote_code: bool) -> tuple[nn.Module, Any]:

@@ -1,0 +1,131 @@
+"""Planted bugs in what models see: layers, positions, features, and the source."""
+
+from tools.mutants.mutant import Mutant
+
+_WARM = ("tests/vision/test_warm_is_cold.py",)
+_LOOP = ("tests/vision/test_seen_by_the_loop.py",)
+_CONTRACT = ("tests/vision/test_vlm_contract.py",)
+_LOADING = ("tests/vision/test_loading_sight.py",)
+_BLOCKS = ("tests/engine/test_blocks.py",)
+_POSITIONS = ("tests/core/test_grid_positions.py",)
+_FEATURES = ("tests/engine/test_image_features.py",)
+
+
+def _mutant(function: str, name: str, old: str, new: str, tests: tuple[str, ...]) -> Mutant:
+    return Mutant(name=name, function=function, old=old, new=new, tests=tests)
+
+
+VISION_MUTANTS = (
+    _mutant(
+        "grid_positions",
+        "the shift of images before is forgotten",
+        "shift += each.shift",
+        "shift += 0",
+        _POSITIONS,
+    ),
+    _mutant(
+        "grid_positions",
+        "a slice that begins in an image begins its rows anew",
+        "np.divmod(np.arange(at - span.start, end - span.start), each.columns)",
+        "np.divmod(np.arange(end - at), each.columns)",
+        _POSITIONS,
+    ),
+    _mutant(
+        "SequenceBatch._positions",
+        "images do not shift what is behind them",
+        "images if has_grids else ()",
+        "()",
+        (*_WARM, "-k", "qwen"),
+    ),
+    _mutant(
+        "SequenceBatch.join",
+        "the images of rows that join stay behind",
+        "self.images = [images for rows in (self, *others) for images in rows.images]",
+        "self.images = [self.images[0] for rows in (self, *others) for _ in rows.images]",
+        (*_LOOP, "-k", "decode_together"),
+    ),
+    _mutant(
+        "path_tokens",
+        "one id for all images",
+        "shake_128(digest)",
+        "shake_128(b'')",
+        (*_WARM, "-k", "seven_walks"),
+    ),
+    _mutant(
+        "SequenceBatch._forward_seeing",
+        "the mask of images is dropped",
+        "layer.blocks = inputs.blocks if inputs is not None else ()",
+        "layer.blocks = ()",
+        (*_CONTRACT, "-k", "sees_all_of_itself"),
+    ),
+    _mutant(
+        "KvLayer.with_blocks",
+        "an image sees what a window has dropped",
+        "is_near = True if window is None else at[None] > at[:, None] - window",
+        "is_near = True",
+        _BLOCKS,
+    ),
+    _mutant(
+        "ColdRun.step",
+        "an audit cuts images",
+        "self._whole(start, min(self._chunk, last - start))",
+        "min(self._chunk, last - start)",
+        (*_CONTRACT, "-k", "audit_holds"),
+    ),
+    _mutant(
+        "inputs_of",
+        "an image cut by a chunk begins anew",
+        "features.rows[first:last]",
+        "features.rows[: last - first]",
+        (*_WARM, "-k", "chunks"),
+    ),
+    _mutant(
+        "FeatureCache.find",
+        "features of another image",
+        "features = self._kept.get(image.digest)",
+        "features = next(iter(self._kept.values()), None)",
+        (*_LOOP, "-k", "other_images or encodes_each_once"),
+    ),
+    _mutant(
+        "FeatureCache.release_one",
+        "what a request needs goes first",
+        "free = (digest for digest in self._kept if digest not in self._holders)",
+        "free = iter(self._kept)",
+        _FEATURES,
+    ),
+    _mutant(
+        "FeatureCache._drop",
+        "dropped features stay charged",
+        "self._memory.charge(Account.IMAGES, -features.nbytes)",
+        "pass",
+        _FEATURES,
+    ),
+    _mutant(
+        "Worker._seen",
+        "all images of a slice are encoded at once",
+        "has_encoded = True",
+        "has_encoded = False",
+        (*_LOOP, "-k", "a_step"),
+    ),
+    _mutant(
+        "RequestTable.finish",
+        "a request that has ended holds its images",
+        "self._sequences.runner.features.let_go(request.id)",
+        "pass",
+        (*_LOOP, "-k", "holds_no_image"),
+    ),
+    _mutant(
+        "StateLayer.update_window",
+        "a convolution remembers its first inputs",
+        "source[:, source.shape[1] - width :]",
+        "source[:, :width]",
+        (*_WARM, "-k", "qwen3_5"),
+    ),
+    _mutant(
+        "_facts",
+        "another processor finds what the first has stored",
+        "[vision.sight.source, vision.sight.files]",
+        "[vision.sight.source]",
+        (*_LOADING, "-k", "settings_of_the_processor"),
+    ),
+)
