@@ -9,6 +9,7 @@ import httpx
 
 from reprise.api.app import create_app
 from reprise.api.http.limits import Limits
+from reprise.api.service.image_parts import image_limits
 from reprise.api.service.reply import LoopClock
 from reprise.api.service.served import Served, names_of_adapter
 from reprise.api.service.service import ChatService
@@ -68,6 +69,7 @@ def make_service(
         created=1_700_000_000,
         accepts_any_name=settings.accepts_any_model,
         adapter_names=names_of_adapter(settings.adapter_path),
+        image_limits=None if text.images is None else image_limits(settings),
     )
     return ChatService(served=served, backend=backend, settings=settings, limits=limits, clock=clock)
 

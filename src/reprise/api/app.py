@@ -56,16 +56,18 @@ def shapes_of_apis() -> ErrorFormats:
 
 
 def protected(app: ASGIApp, settings: Settings, *, shapes: ErrorFormats, context: int | None) -> ASGIApp:
-    """An application behind the layers that every body and every caller passes."""
-    for layer, options in _layers(settings, shapes=shapes, context=context):
+    """An application behind the layers that every body and every caller passes. What it serves may see images."""
+    for layer, options in _layers(settings, shapes=shapes, context=context, sees=True):
         app = layer(app, **options)
     return app
 
 
-def _layers(settings: Settings, *, shapes: ErrorFormats, context: int | None) -> list[tuple[Any, dict[str, Any]]]:
+def _layers(
+    settings: Settings, *, shapes: ErrorFormats, context: int | None, sees: bool
+) -> list[tuple[Any, dict[str, Any]]]:
     """Innermost first."""
     layers: list[tuple[Any, dict[str, Any]]] = [
-        (BodyLimits, {"max_bytes": max_body_nbytes(settings, context), "shapes": shapes}),
+        (BodyLimits, {"max_bytes": max_body_nbytes(settings, context, sees=sees), "shapes": shapes}),
         (Authentication, {"keys": ApiKeys(settings.api_keys), "shapes": shapes}),
         (PageGuard, {"access": WebAccess(settings), "shapes": shapes}),
         (UnhandledErrors, {"shapes": shapes}),
@@ -124,9 +126,10 @@ def create_app(service: ChatService, settings: Settings) -> FastAPI:
     # The last one added is the outermost.
     if recorder is not None:
         app.add_middleware(RecordedCalls, recorder=recorder)
-    # Another model may have a longer context.
+    # Another model may have a longer context, and may see.
     context = service.served.context if service.models is None else None
-    for layer, options in _layers(settings, shapes=shapes, context=context):
+    sees = service.models is not None or service.served.image_limits is not None
+    for layer, options in _layers(settings, shapes=shapes, context=context, sees=sees):
         app.add_middleware(layer, **options)
     app.add_middleware(CanonicalPaths, paths=[route.path for route in ROUTES if isinstance(route, Route)])
     app.add_middleware(Refusals, service=service)

@@ -117,6 +117,17 @@ def content_of(runs: Sequence[str | Mapping[str, Any]]) -> str | list[Any]:
     return [{"type": "text", "text": run} if isinstance(run, str) else run for run in runs if run != ""]
 
 
+def joined_lines(runs: Sequence[str | Mapping[str, Any]], joiner: str) -> str | list[Any]:
+    """Content with these texts and other parts; between two texts that follow each other stands the joiner."""
+    joined: list[str | Mapping[str, Any]] = []
+    for run in runs:
+        if isinstance(run, str) and joined and isinstance(joined[-1], str):
+            joined[-1] += joiner + run
+        else:
+            joined.append(run)
+    return content_of(joined)
+
+
 def content_up_to(content: Any, *, num_chars: int, num_images: int) -> list[str | Mapping[str, Any]]:
     """The runs of content before the place behind so many characters and parts that are no text."""
     begun: list[str | Mapping[str, Any]] = []

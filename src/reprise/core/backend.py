@@ -58,6 +58,9 @@ class Counts:
     saved_s: float = 0.0
     """Waiting time saved: what computing the reused tokens would have taken, in seconds."""
     num_generated: int = 0
+    num_images_encoded: int = 0
+    num_images_reused: int = 0
+    """Images in prompts that the model's tower did not run for. Not in tokens."""
     num_evictions: int = 0
     num_preemptions: int = 0
     """How often a running request was preempted for lack of memory, to be resumed later. Not in tokens."""

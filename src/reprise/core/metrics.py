@@ -187,6 +187,20 @@ METRICS: Sequence[Metric] = (
     ),
     _counter("generated", "generated_tokens", "tokens", "Tokens sampled.", lambda s: s.counts.num_generated),
     _counter(
+        "images_encoded",
+        "encoded_images",
+        "images",
+        "Images that the model's tower ran for.",
+        lambda s: s.counts.num_images_encoded,
+    ),
+    _counter(
+        "images_reused",
+        "reused_images",
+        "images",
+        "Images in prompts that it did not run for.",
+        lambda s: s.counts.num_images_reused,
+    ),
+    _counter(
         "paused",
         "pauses",
         "times",

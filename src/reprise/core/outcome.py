@@ -84,6 +84,12 @@ class Outcome:
     num_awaited: int = 0
     """Of `num_reused`, tokens that another running request computed while this one waited."""
     num_generated: int = 0
+    num_images_encoded: int = 0
+    """Images behind the resume position that the model's tower ran for."""
+    num_images_reused: int = 0
+    """Images before it, or of which the features were still there."""
+    tower_s: float = 0.0
+    """What the tower took, part of the prefill."""
     drafted: Mapping[str, Drafted] = field(default_factory=dict[str, Drafted])
     """Draft tokens that were verified for the answer, by source."""
     draft_saved_s: float = 0.0

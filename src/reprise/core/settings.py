@@ -179,6 +179,22 @@ class Settings:
         int | None,
         _server("max-body", NBYTES, "Largest request body, such as 32MiB. Derived from the context if not set."),
     ] = None
+    max_images: Annotated[int, _server("max-images", _COUNT, "Most images in one chat.")] = 100
+    max_image_bytes: Annotated[int, _server("max-image-bytes", NbytesKind(), "Largest image file, such as 20MB.")] = (
+        20_000_000
+    )
+    max_image_pixels: Annotated[
+        int, _server("max-image-pixels", _COUNT, "Most pixels of an image, width times height.")
+    ] = 50_000_000
+    image_hosts: Annotated[
+        tuple[str, ...],
+        _server(
+            "allow-image-urls",
+            HostNamesKind(),
+            "Fetch images whose URL names this host, if its address is public. Without it, images come as data alone. "
+            "Repeat the option to allow several.",
+        ),
+    ] = ()
     max_connections: Annotated[
         int,
         _server("max-connections", _COUNT, "Most open connections. Idle ones are closed to make room for new ones."),

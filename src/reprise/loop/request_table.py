@@ -159,6 +159,8 @@ class RequestTable:
                 self.counts.update(
                     num_prompt=outcome.num_prompt if request.stats.admission is not None else 0,
                     num_reused=outcome.num_reused,
+                    num_images_encoded=outcome.num_images_encoded,
+                    num_images_reused=outcome.num_images_reused,
                     num_finished=int(error is None and reason is not FinishReason.CANCELLED),
                     num_cancelled=int(reason is FinishReason.CANCELLED),
                     num_failed=int(error is not None),

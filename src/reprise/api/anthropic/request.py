@@ -53,7 +53,9 @@ def prompt_of(body: CountBody, *, served: Served, limits: Limits, namespace: str
     own = [tool for tool in given if tool.type in (None, "custom")]
     question_at = newest_question_at([speaker_of(message) for message in body.messages])
     question = NO_QUESTION if question_at is None else question_of(body.messages[question_at].content)
-    unread = UnreadParts(question_at, question, refused=served.refused_questions, namespace=namespace)
+    unread = UnreadParts(
+        question_at, question, refused=served.refused_questions, namespace=namespace, images=served.image_parts
+    )
     transcript = _transcript(body, own, unread)
     tools = tuple(_tool(tool, f"tools[{at}]") for at, tool in enumerate(given) if tool.type in (None, "custom"))
     last = transcript.messages[-1]

@@ -4,63 +4,64 @@ As in Anthropic's API, consecutive messages of one role are one message, and too
 sent with them. Blocks of text are lines of their own, except in assistant messages, whose text has to be what it was.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
 from reprise.api.anthropic.body import AnthropicMessage, Block, CacheControl
 from reprise.api.service.reasoning_signature import is_signed
 from reprise.api.service.unread import Speaker, UnreadParts
+from reprise.chat.message_format import content_of, joined_lines, joined_text, text_runs
 from reprise.chat.request import Cut, Message
 from reprise.core.errors import BadRequest
 
-Unread = Callable[[str, str], str]
-"""The text that stands for a block of this type, which is at this place in the body; or it raises."""
+Run = str | Mapping[str, Any]
+"""A text, or an image."""
+Unread = Callable[[Block, str], Run]
+"""What stands for a block that is no text, which is at this place in the body; or it raises."""
 
 
-def block_text(block: Block, where: str, unread: Unread) -> str:
-    """The text of a block. Raises BadRequest for a block without what its type needs."""
+def block_runs(block: Block, where: str, unread: Unread) -> list[Run]:
+    """What a block says and shows. Raises BadRequest for a block without what its type needs."""
     match block.type:
         case "text" if block.text is not None:
-            return block.text
+            return [block.text]
         case "text":
             raise BadRequest("A text block needs `text`.", param=f"{where}.text")
         case "document":
-            return _titled(block, _document_text(block, where, unread))
+            return [*_titles(block), *_document_runs(block, where, unread)]
         case "search_result" if block.content is not None:
-            source = block.source if isinstance(block.source, str) else ""
-            inner = content_text(block.content, f"{where}.content", unread)
-            return _titled(block, f"{source}\n{inner}".lstrip("\n"))
+            source = [block.source] if isinstance(block.source, str) and block.source else []
+            return [*_titles(block), *source, *content_runs(block.content, f"{where}.content", unread)]
         case _:
-            return unread(block.type, f"{where}.type")
+            return [unread(block, f"{where}.type")]
 
 
-def content_text(content: str | list[Block] | None, where: str, unread: Unread) -> str:
-    """The text of content; blocks are lines of their own."""
+def content_runs(content: str | list[Block] | None, where: str, unread: Unread) -> list[Run]:
+    """What content says and shows; blocks are lines of their own."""
     if content is None:
-        return ""
+        return []
     if isinstance(content, str):
-        return content
-    return "\n".join(block_text(block, f"{where}[{at}]", unread) for at, block in enumerate(content))
+        return [content]
+    return [run for at, block in enumerate(content) for run in block_runs(block, f"{where}[{at}]", unread)]
 
 
-def _document_text(block: Block, where: str, unread: Unread) -> str:
+def _document_runs(block: Block, where: str, unread: Unread) -> list[Run]:
     source = block.source
     if isinstance(source, dict):
         kind, text, inner = source.get("type"), source.get("data"), source.get("content")
         if kind == "text" and isinstance(text, str):
-            return text
+            return [text]
         if kind == "content" and isinstance(inner, str):
-            return inner
+            return [inner]
         if kind == "content" and isinstance(inner, list):
             blocks = [Block.model_validate(entry) for entry in cast(list[object], inner) if isinstance(entry, dict)]
-            return content_text(blocks, f"{where}.source.content", unread)
-    return unread(block.type, f"{where}.source")
+            return content_runs(blocks, f"{where}.source.content", unread)
+    return [unread(block, f"{where}.source")]
 
 
-def _titled(block: Block, text: str) -> str:
-    head = [line for line in (block.title, block.context) if line is not None]
-    return "\n".join([*head, text])
+def _titles(block: Block) -> list[Run]:
+    return [line for line in (block.title, block.context) if line is not None]
 
 
 _TTL_S = {None: 300.0, "5m": 300.0, "1h": 3600.0}
@@ -81,14 +82,15 @@ class Transcript:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Mark:
-    """After `num_chars` characters of the text of the message before number `num_messages`."""
+    """After so many characters and images of the message before number `num_messages`."""
 
     num_messages: int
     num_chars: int
+    num_images: int
 
 
 class TranscriptWriter:
-    """Writes a transcript, message by message. Raises BadRequest for what a text model cannot read."""
+    """Writes a transcript, message by message. Raises BadRequest for what the model cannot read."""
 
     def __init__(self, unread: UnreadParts) -> None:
         self._unread = unread
@@ -109,7 +111,7 @@ class TranscriptWriter:
         """The system prompt."""
         blocks = [Block(type="text", text=system)] if isinstance(system, str) else system
         for at, block in enumerate(blocks):
-            self._add_text("system", self._text(block, f"system[{at}]"), joiner="\n")
+            self._add("system", block_runs(block, f"system[{at}]", self._other), joiner="\n")
             self._mark(block.cache_control)
 
     def add_message(self, message: AnthropicMessage, message_at: int) -> None:
@@ -124,9 +126,8 @@ class TranscriptWriter:
                 self._add_user(blocks, places, where)
             case "system":
                 # The chat's own system prompt ends before the first message.
-                self._messages.append(
-                    {"role": "system", "content": content_text(content, f"{where}.content", self._left_out)}
-                )
+                said = joined_lines(content_runs(content, f"{where}.content", self._other), "\n")
+                self._messages.append({"role": "system", "content": said})
                 for block in blocks:
                     self._mark(block.cache_control)
 
@@ -155,8 +156,8 @@ class TranscriptWriter:
         if mark.num_messages == 0:
             return 0
         index = mark.num_messages - 1
-        is_at_end = mark.num_chars == len(self._messages[index]["content"] or "")
-        return mark.num_messages if is_at_end else Cut(index, mark.num_chars)
+        is_at_end = (mark.num_chars, mark.num_images) == _length(self._messages[index])
+        return mark.num_messages if is_at_end else Cut(index, mark.num_chars, mark.num_images)
 
     def _notes(self) -> tuple[str, ...]:
         notes: list[str] = []
@@ -166,25 +167,23 @@ class TranscriptWriter:
             notes.append(f"thinking blocks without readable text, left out: {self._num_unreadable}")
         return (*notes, *self._unread.notes)
 
-    def _text(self, block: Block, where: str) -> str:
-        return block_text(block, where, self._left_out)
-
-    def _left_out(self, kind: str, where: str) -> str:
-        return self._unread.text(kind, message_at=self._message_at, where=where)
+    def _other(self, block: Block, where: str) -> Run:
+        fields = {} if block.source is None else {"source": block.source}
+        return self._unread.part(block.type, fields, message_at=self._message_at, where=where)
 
     def _mark(self, mark: CacheControl | None) -> None:
         if mark is None:
             return
         self._ttls.append(_TTL_S[mark.ttl])
-        num_chars = len(self._messages[-1]["content"] or "") if self._messages else 0
-        self._marks.append(_Mark(num_messages=len(self._messages), num_chars=num_chars))
+        num_chars, num_images = _length(self._messages[-1]) if self._messages else (0, 0)
+        self._marks.append(_Mark(num_messages=len(self._messages), num_chars=num_chars, num_images=num_images))
 
-    def _add_text(self, role: str, text: str, *, joiner: str) -> None:
+    def _add(self, role: str, runs: Sequence[Run], *, joiner: str) -> None:
         last = self._messages[-1] if self._messages else None
         if last is None or last["role"] != role:
-            self._messages.append({"role": role, "content": text})
+            self._messages.append({"role": role, "content": joined_lines(runs, joiner)})
         else:
-            last["content"] = f"{last['content']}{joiner}{text}"
+            last["content"] = joined_lines([*text_runs(last["content"]), *runs], joiner)
 
     def _add_user(self, blocks: Sequence[Block], places: Sequence[str], where: str) -> None:
         if not blocks:
@@ -194,17 +193,17 @@ class TranscriptWriter:
                 self._add_result(block, place)
         for block, place in zip(blocks, places, strict=True):
             if block.type != "tool_result":
-                self._add_text("user", self._text(block, place), joiner="\n")
+                self._add("user", block_runs(block, place, self._other), joiner="\n")
                 self._mark(block.cache_control)
 
     def _add_result(self, block: Block, place: str) -> None:
         if block.tool_use_id is None:
             raise BadRequest("A tool result needs the `tool_use_id` of its call.", param=f"{place}.tool_use_id")
-        text = content_text(block.content, f"{place}.content", self._left_out)
-        if block.is_error is True and not text.lower().startswith("error"):
+        content = joined_lines(content_runs(block.content, f"{place}.content", self._other), "\n")
+        if block.is_error is True and not joined_text(content).lower().startswith("error"):
             # Templates have no other place for it.
-            text = f"Error: {text}"
-        result = {"role": "tool", "tool_call_id": block.tool_use_id, "content": text}
+            content = joined_lines(["Error: ", *text_runs(content)], "")
+        result = {"role": "tool", "tool_call_id": block.tool_use_id, "content": content}
         name = self._tool_names.get(block.tool_use_id)
         self._messages.append(result if name is None else {**result, "name": name})
         self._mark(block.cache_control)
@@ -224,7 +223,8 @@ class TranscriptWriter:
                     message.setdefault("tool_calls", []).append(self._call(block, place))
                     self._mark(block.cache_control)
                 case _:
-                    message["content"] = (message["content"] or "") + self._text(block, place)
+                    runs = block_runs(block, place, self._other)
+                    message["content"] = content_of([*text_runs(message["content"]), *runs])
                     self._mark(block.cache_control)
         if message["content"] is None and "tool_calls" not in message:
             message["content"] = ""
@@ -245,6 +245,12 @@ class TranscriptWriter:
         self._tool_names[block.id] = block.name
         function = {"name": block.name, "arguments": {} if block.input is None else block.input}
         return {"id": block.id, "type": "function", "function": function}
+
+
+def _length(message: Message) -> tuple[int, int]:
+    """The characters and images of a message."""
+    runs = text_runs(message["content"])
+    return len("".join(run for run in runs if isinstance(run, str))), sum(not isinstance(run, str) for run in runs)
 
 
 def speaker_of(message: AnthropicMessage) -> Speaker:

@@ -20,6 +20,8 @@ class Stage(StrEnum):
 
     READ = "read"
     """Its body is parsed. One thread: a parser holds the interpreter, so two would only take turns."""
+    SEE = "see"
+    """Its images are fetched and decoded: so many at once, however many requests bring some."""
     BEGIN = "begin"
     """Its prompt is rendered and tokenized."""
     END = "end"
@@ -34,6 +36,7 @@ class Stage(StrEnum):
 
 _NUM_THREADS = {
     Stage.READ: 1,
+    Stage.SEE: 2,
     Stage.BEGIN: min(4, os.cpu_count() or 1),
     Stage.END: 2,
     Stage.AFTER: 1,

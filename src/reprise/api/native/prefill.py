@@ -88,6 +88,7 @@ def prefix_of(body: PrefillBody, service: ChatService) -> tuple[ChatRequest | Ra
         tools=body.tools or [],
         template_options=body.chat_template_kwargs or {},
         continue_final=False,
+        images=service.served.image_parts,
     )
     return chat, until
 

@@ -58,6 +58,7 @@ async def _tokens(body: TokenizeBody, service: ChatService, namespace: str) -> l
             tools=body.tools or [],
             template_options=body.chat_template_kwargs or {},
             continue_final=body.continue_final_message is True,
+            images=service.served.image_parts,
         )
     )
     return (await service.render(chat, namespace=namespace, is_final=False)).tokenized.model_tokens.tolist()

@@ -30,7 +30,7 @@ REFUSED = {
 
 
 class ContentPart(Body):
-    """A part of a message. This server reads only text."""
+    """A part of a message: text, an image for models that see, or what is left out."""
 
     type: str
     text: str | None = None

@@ -17,6 +17,7 @@ from reprise.api.openai.chat_body import (
 )
 from reprise.api.openai.fields import num_choices_of, prewarms, retained_for_s, sampling_of, stops_of
 from reprise.api.service.exchange import ServiceRequest
+from reprise.api.service.image_parts import ImageParts
 from reprise.api.service.served import Served
 from reprise.api.service.unread import (
     NO_QUESTION,
@@ -89,6 +90,7 @@ def service_request_of(
             continue_final=_continues(body),
             refused=served.refused_questions,
             namespace=namespace,
+            images=served.image_parts,
         ),
         sampling=sampling,
         origins=origins,
@@ -122,14 +124,15 @@ def chat_of(
     documents: Sequence[Mapping[str, Any]] = (),
     refused: RefusedQuestions | None = None,
     namespace: str = "",
+    images: ImageParts | None = None,
 ) -> ChatRequest:
-    """The chat of a body. `refused` are the questions of this namespace that were.
+    """The chat of a body. `refused` are the questions of this namespace that were. `images`: reads those in it.
 
     Raises BadRequest naming the message at fault.
     """
     at = newest_question_at([_SPEAKERS[message.role] for message in messages])
     question = NO_QUESTION if at is None else question_of(messages[at].content)
-    unread = UnreadParts(at, question, refused=refused, namespace=namespace)
+    unread = UnreadParts(at, question, refused=refused, namespace=namespace, images=images)
     return ChatRequest(
         messages=tuple(_message(message, at, unread) for at, message in enumerate(messages)),
         # Only the fields that the client sent: templates print tools whole.
@@ -184,18 +187,18 @@ def _content(message: ChatMessage, at: int, unread: UnreadParts) -> str | list[d
     content, where = message.content, f"messages[{at}].content"
     if not isinstance(content, list):
         return content
-    texts = [
-        _part_text(part, at, f"{where}[{number}]", unread)
+    parts = [
+        _part(part, at, f"{where}[{number}]", unread)
         for number, part in enumerate(content)
         if message.role != "assistant" or part.type not in _THOUGHTS
     ]
     # One part is the same as its text, also to templates that would write parts in another way.
-    if len(texts) <= 1:
-        return "".join(texts)
-    return [{"type": "text", "text": text} for text in texts]
+    if len(parts) <= 1 and all(isinstance(part, str) for part in parts):
+        return "".join(map(str, parts))
+    return [{"type": "text", "text": part} if isinstance(part, str) else part for part in parts]
 
 
-def _part_text(part: ContentPart, at: int, where: str, unread: UnreadParts) -> str:
+def _part(part: ContentPart, at: int, where: str, unread: UnreadParts) -> str | dict[str, Any]:
     match part.type:
         case "text" | "input_text" | "output_text" if part.text is not None:
             return part.text
@@ -204,7 +207,7 @@ def _part_text(part: ContentPart, at: int, where: str, unread: UnreadParts) -> s
         case "text" | "input_text" | "output_text" | "refusal":
             raise BadRequest(f"A part of type {part.type!r} needs `text`.", param=where)
         case _:
-            return unread.text(part.type, message_at=at, where=f"{where}.type")
+            return unread.part(part.type, part.model_extra or {}, message_at=at, where=f"{where}.type")
 
 
 def _tool_choice(body: ChatBody) -> str | Mapping[str, Any]:

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from reprise.api.http.body import AnswerBound, Body
+from reprise.api.http.body import AnswerBound, Body, Needs
 from reprise.api.openai.fields import CacheOptions, Retention
 from reprise.api.wire.controls import AnswerControls, ThinkingSwitch
 
@@ -125,3 +125,9 @@ class ResponsesBody(AnswerControls):
     prompt_cache_retention: Retention | None = None
     prompt_cache_options: CacheOptions | None = None
     metadata: dict[str, Any] | None = None
+
+
+class InputTokensBody(ResponsesBody):
+    """A chat whose tokens are counted."""
+
+    needs = Needs.TOKENIZER

@@ -13,6 +13,7 @@ from reprise.api.responses.body import Item, ItemPart
 from reprise.api.responses.tools import custom_arguments, full_name
 from reprise.api.service.reasoning_signature import decode_reasoning
 from reprise.api.service.unread import Speaker, UnreadParts
+from reprise.chat.message_format import content_of, joined_lines, joined_text, text_runs
 from reprise.chat.request import Message
 from reprise.core.errors import BadRequest
 
@@ -72,11 +73,12 @@ class MessageWriter:
             raise BadRequest("A message needs content.", param=f"{where}.content")
         if item.role == "assistant":
             message = self._assistant(lacks=())
-            message["content"] = (message["content"] or "") + self._text(item.content, f"{where}.content", joiner="")
+            content = self._content(item.content, f"{where}.content", joiner="")
+            message["content"] = content_of([*text_runs(message["content"]), *text_runs(content)])
             return
         # To templates a developer is the system: the name is OpenAI's alone.
         role = "system" if item.role == "developer" else item.role
-        self._messages.append({"role": role, "content": self._text(item.content, f"{where}.content", joiner="\n")})
+        self._messages.append({"role": role, "content": self._content(item.content, f"{where}.content", joiner="\n")})
 
     def _add_reasoning(self, item: Item, where: str) -> None:
         reasoning = self._reasoning(item, where)
@@ -120,8 +122,8 @@ class MessageWriter:
             raise BadRequest("A tool output needs the `call_id` of its call.", param=f"{where}.call_id")
         if item.output is None:
             raise BadRequest("A tool output needs `output`.", param=f"{where}.output")
-        text = self._text(item.output, f"{where}.output", joiner="\n")
-        result = {"role": "tool", "tool_call_id": call_id, "content": text}
+        content = self._content(item.output, f"{where}.output", joiner="\n")
+        result = {"role": "tool", "tool_call_id": call_id, "content": content}
         name = self._tool_names.get(call_id)
         self._messages.append(result if name is None else {**result, "name": name})
 
@@ -142,11 +144,15 @@ class MessageWriter:
         return self._text(item.summary, f"{where}.summary", joiner="\n") if item.summary else None
 
     def _text(self, content: str | Sequence[ItemPart], where: str, *, joiner: str) -> str:
+        """Content without its images, which are in no reasoning."""
+        return joined_text(self._content(content, where, joiner=joiner))
+
+    def _content(self, content: str | Sequence[ItemPart], where: str, *, joiner: str) -> str | list[Any]:
         if isinstance(content, str):
             return content
-        return joiner.join(self._part_text(part, f"{where}[{at}]") for at, part in enumerate(content))
+        return joined_lines([self._part(part, f"{where}[{at}]") for at, part in enumerate(content)], joiner)
 
-    def _part_text(self, part: ItemPart, where: str) -> str:
+    def _part(self, part: ItemPart, where: str) -> str | dict[str, Any]:
         match part.type:
             case "input_text" | "output_text" | "text" | "reasoning_text" | "summary_text" if part.text is not None:
                 return part.text
@@ -155,7 +161,8 @@ class MessageWriter:
             case "input_text" | "output_text" | "text" | "reasoning_text" | "summary_text" | "refusal":
                 raise BadRequest(f"A part of type {part.type!r} needs `text`.", param=where)
             case _:
-                return self._unread.text(part.type, message_at=self._num_items, where=f"{where}.type")
+                fields = part.model_extra or {}
+                return self._unread.part(part.type, fields, message_at=self._num_items, where=f"{where}.type")
 
 
 def speaker_of(item: Item) -> Speaker:

@@ -56,7 +56,9 @@ def service_request_of(
     speakers: list[Speaker] = [speaker_of(item) for item in items]
     question_at = newest_question_at(speakers)
     question = NO_QUESTION if question_at is None else question_of(items[question_at].content)
-    unread = UnreadParts(question_at, question, refused=served.refused_questions, namespace=namespace)
+    unread = UnreadParts(
+        question_at, question, refused=served.refused_questions, namespace=namespace, images=served.image_parts
+    )
     writer = MessageWriter(body.instructions, unread)
     for item in earlier:
         writer.add(item, "previous_response_id")

@@ -1,4 +1,4 @@
-"""`POST /v1/responses`, and the responses that are kept."""
+"""`POST /v1/responses`, the responses that are kept, and `POST /v1/responses/input_tokens`."""
 
 import time
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from starlette.responses import Response
 from reprise.api.http.encoding import JsonResponse
 from reprise.api.http.errors import Problem, openai_shape, problem_of
 from reprise.api.http.sse import comment_line, event_lines, while_connected
-from reprise.api.responses.body import Item, ResponsesBody
+from reprise.api.responses.body import InputTokensBody, Item, ResponsesBody
 from reprise.api.responses.reply import Event, OutputItems, response_body, status_of
 from reprise.api.responses.request import input_items, service_request_of, with_referenced_items
 from reprise.api.responses.store import Stored, stored
@@ -23,6 +23,7 @@ from reprise.api.wire.background import refuse_unstreamed
 from reprise.api.wire.body_reading import api_router
 from reprise.api.wire.context import BackgroundHeader, Context, EventNumber, FromCaller, InContext, Namespace
 from reprise.api.wire.wire import Wire, respond
+from reprise.chat.request import ChatRequest
 from reprise.core.errors import BadRequest, ContextTooLong, NotFound, RequestCancelled
 
 router = api_router("OpenAI")
@@ -102,6 +103,20 @@ async def create_response(
         # OpenAI's API reports this in the stream, and that is where clients look for it.
         refused = _refused(exchange, problem_of(error))
         return Response(refused, media_type="text/event-stream", headers={"x-request-id": exchange.request.id})
+
+
+@router.post("/v1/responses/input_tokens")
+async def count_input_tokens(
+    body: InputTokensBody, request: Request, context: InContext, namespace: Namespace, caller: FromCaller
+) -> dict[str, Any]:
+    """How many tokens the prompt of such a request has."""
+
+    async def count() -> int:
+        asked = (await _prepare(body, context, namespace, caller)).request.prompt
+        assert isinstance(asked, ChatRequest)
+        return len((await context.service.render(asked, namespace=namespace, is_final=False)).prompt)
+
+    return {"object": "response.input_tokens", "input_tokens": await while_connected(request.receive, count())}
 
 
 @router.get("/v1/responses/{response_id}", response_model=None)

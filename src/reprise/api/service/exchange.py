@@ -15,7 +15,7 @@ from reprise.core.events import Sampled
 from reprise.core.job import REPORTED, Origin, Sampling
 from reprise.core.outcome import Outcome
 from reprise.core.prompt import BoundaryKind
-from reprise.core.tokens import Tokens
+from reprise.core.tokens import Span, Tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -182,6 +182,16 @@ class Used:
     origin: Origin
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedImage:
+    """An image of a prompt, without its file: it stands in `span`, and `digest` begins as that of the file does."""
+
+    width: int
+    height: int
+    digest: str
+    span: Span
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Record:
     """One request that is over. `created` in Unix seconds; `outcomes` has one entry for each choice that began."""
@@ -207,6 +217,7 @@ class Record:
     """The sampling parameters and who chose them."""
     render_s: float = 0.0
     """From its arrival at the API to the engine's queue."""
+    images: tuple[RecordedImage, ...] = ()
     blocks: PromptBlocks | None = None
     """Its prompt as hashes, to replay it against other budgets; None for one that was refused."""
 

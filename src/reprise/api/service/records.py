@@ -5,12 +5,13 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from reprise.api.service.exchange import RawPrompt, Record
+from reprise.api.service.exchange import RawPrompt, Record, RecordedImage
 from reprise.api.service.replay import blocks_of
 from reprise.api.service.reply import Reply
 from reprise.chat.reasons.explain import Explanation
 from reprise.core.backend import Verdict
 from reprise.core.errors import NotFound, RequestCancelled
+from reprise.core.images import PromptImage
 from reprise.core.outcome import Outcome
 from reprise.core.prompt import Prompt
 
@@ -62,6 +63,8 @@ def record_body(record: Record, verdicts: Mapping[str, Verdict] | None = None) -
             "prefill_s": first.prefill_s,
             "ttft_s": first.ttft_s,
             "spans": spans(first, render_s=record.render_s),
+            "images": [_image_body(image, first) for image in record.images],
+            "images_encoded": sum(outcome.num_images_encoded for outcome in outcomes),
             "saved_s": sum(outcome.saved_s for outcome in outcomes),
             "total_s": max(outcome.total_s for outcome in outcomes),
             "prefill_tokens_per_s": _rounded(prefill_rate(outcomes)),
@@ -71,6 +74,17 @@ def record_body(record: Record, verdicts: Mapping[str, Verdict] | None = None) -
         body["reason"] = str(record.explanation.reason)
         body["explanation"] = explanation_body(record.explanation)
     return body
+
+
+def _image_body(image: RecordedImage, outcome: Outcome) -> dict[str, Any]:
+    return {
+        "width": image.width,
+        "height": image.height,
+        "tokens": len(image.span),
+        "start": image.span.start,
+        "digest": image.digest,
+        "reused": image.span.stop <= outcome.num_reused,
+    }
 
 
 def drafts_by_source(outcomes: Sequence[Outcome]) -> dict[str, dict[str, int]]:
@@ -109,7 +123,8 @@ def spans(outcome: Outcome, *, render_s: float) -> dict[str, float] | None:
         "render": render_s,
         "queue": outcome.queued_s - outcome.loading_s,
         "load": outcome.loading_s,
-        "prefill": outcome.prefill_s - outcome.first_pass_s,
+        "images": outcome.tower_s,
+        "prefill": outcome.prefill_s - outcome.tower_s - outcome.first_pass_s,
         "first_token": outcome.first_pass_s,
     }
 
@@ -172,9 +187,16 @@ def record_lines(record: Mapping[str, Any]) -> list[str]:
             f"request, and {record['loaded']:,} were read from disk",
             f"reason: {record['reason']}",
         ]
+        lines += [_image_line(image) for image in record.get("images", ())]
     if record.get("audit"):
         lines.append(f"audit: {', '.join(record['audit'])}")
     return [*lines, *explanation_lines(record)]
+
+
+def _image_line(image: Mapping[str, Any]) -> str:
+    where = f"token {image['start']:,}"
+    how = "reused" if image["reused"] else "computed"
+    return f"image {image['width']} x {image['height']} at {where}: {image['tokens']:,} tokens, {how}"
 
 
 def explanation_lines(body: Mapping[str, Any]) -> list[str]:
@@ -215,8 +237,18 @@ def record_of(reply: Reply, *, model: str, explanation: Explanation | None) -> R
         notes=(*request.notes, *(() if rendered is None else rendered.notes), *_answer_notes(reply)),
         used=reply.used,
         render_s=reply.render_s,
+        images=tuple(map(_recorded, _prompt_of(reply).images)),
         blocks=blocks_of(_prompt_of(reply)),
     )
+
+
+def _recorded(image: PromptImage) -> RecordedImage:
+    file = image.image
+    return RecordedImage(width=file.width, height=file.height, digest=file.digest.hex()[:_NUM_DIGITS], span=image.span)
+
+
+_NUM_DIGITS = 12
+"""Of an image's digest."""
 
 
 def _prompt_of(reply: Reply) -> Prompt:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
+from reprise.api.service.image_parts import ImageLimits, ImageParts, image_limits
 from reprise.api.service.unread import RefusedQuestions
 from reprise.chat.grammars.grammar import Grammars
 from reprise.chat.rendering.render import Renderer, RenderSettings
@@ -51,8 +52,15 @@ class Served:
     accepts_any_name: bool = False
     adapter_names: tuple[str, ...] = ()
     """What requests may call the adapter that the model has; none: it has no adapter."""
+    image_limits: ImageLimits | None = None
+    """Of a model that sees images; None: it does not."""
     refused_questions: RefusedQuestions = field(default_factory=RefusedQuestions)
     """Questions with images and the like that were refused, so that the chats they stand in can go on."""
+
+    @property
+    def image_parts(self) -> ImageParts | None:
+        """Reads the images of one request; None: the model sees none."""
+        return None if self.image_limits is None else ImageParts(self.image_limits)
 
     def check_name(self, name: str | None) -> None:
         """Raise UnknownModel unless a request that names this model can be served. None means the served model."""
@@ -123,6 +131,7 @@ def served_model(loaded: "LoadedModel", settings: Settings, *, text: TextModel |
         quantisation=loaded.quantisation,
         accepts_any_name=settings.accepts_any_model,
         adapter_names=names_of_adapter(settings.adapter_path),
+        image_limits=None if text.images is None else image_limits(settings),
     )
 
 

@@ -23,6 +23,7 @@ from reprise.api.http.limits import Limits
 from reprise.api.http.off_loop import Stage, StageThreads
 from reprise.api.service.agents import Agents
 from reprise.api.service.exchange import EndReason, RawPrompt, Record, ServiceRequest, used_of
+from reprise.api.service.image_parts import fetched, has_images
 from reprise.api.service.jobs import answer_format_of, cut_at, job_of, running_of
 from reprise.api.service.records import Records, log_line, record_of
 from reprise.api.service.reply import Choice, Inbox, LoopClock, PrefillProgress, Reply
@@ -187,6 +188,10 @@ class ChatService:
         bound = self.settings.max_tokens if request.max_tokens is None else request.max_tokens
         if request.until is not None:
             prompt = cut_at(prompt, request.until)
+        if request.generates and prompt.images and prompt.images[-1].span.stop == len(prompt):
+            raise BadRequest(
+                "The prompt ends with an image, behind which nothing can be said. Add a text.", param="messages"
+            )
         room = self.served.max_answer_tokens(len(prompt), bound) if request.generates else 0
         if not request.generates:
             self.served.max_answer_tokens(len(prompt), 1)
@@ -243,8 +248,22 @@ class ChatService:
 
     async def render(self, chat: ChatRequest, *, namespace: str = "", is_final: bool = True) -> Rendered:
         """The chat as the model would see it, off the event loop; nothing is computed. `is_final`: see `Renderer`."""
-        chat = self._with_defaults(chat)
+        chat = await self._with_images(self._with_defaults(chat), namespace)
         return await self.off_loop(lambda: self._renderer(namespace).render(chat, is_final=is_final))
+
+    async def _with_images(self, chat: ChatRequest, namespace: str) -> ChatRequest:
+        """The chat with the images that it links to, all of them decoded, a few at a time. Raises BadRequest."""
+        limits = self.served.image_limits
+        if limits is None or not has_images(chat.messages):
+            return chat
+        renderer = self._renderer(namespace)
+
+        def see() -> ChatRequest:
+            seen = replace(chat, messages=fetched(chat.messages, limits))
+            renderer.see(seen.messages)
+            return seen
+
+        return await self.threads.run(Stage.SEE, see)
 
     async def lookup(self, prompt: ChatRequest | RawPrompt, *, namespace: str = "") -> Lookup:
         """What this prompt would find if it came now; nothing changes. Raises what `start` raises."""
@@ -270,7 +289,7 @@ class ChatService:
 
     async def typed_prefix(self, chat: ChatRequest, *, namespace: str = "") -> Prompt:
         """What a chat begins with whose last user message is still being typed. Raises what `start` raises."""
-        chat = self._with_defaults(chat)
+        chat = await self._with_images(self._with_defaults(chat), namespace)
         prefix = await self.off_loop(lambda: self._renderer(namespace).typed(chat))
         if len(prefix) == 0:
             raise BadRequest("Nothing of this chat is cached yet.", param="messages")

@@ -1,4 +1,4 @@
-"""Images, files and sounds in a chat with a model that reads text only.
+"""Images, files and sounds in a chat: what a model reads of them, and what becomes of those that it does not read.
 
 In a tool result or an older message such a part becomes a short text in its place, and the chat goes on: it would be
 refused with every later request otherwise. In the newest user message it is what the user asks about, and is refused,
@@ -7,12 +7,14 @@ once: clients keep a refused message and join what the user writes next to it, a
 
 import threading
 from collections import Counter, OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
+from reprise.api.service.image_parts import IMAGE_TYPES, ImageParts
 from reprise.core.errors import BadRequest
+from reprise.core.image_files import INSTALL
 
 Speaker = Literal["system", "user", "assistant", "tool"]
 """Who says a message; a user's message that carries tool results is the tool's."""
@@ -125,7 +127,8 @@ class UnreadParts:
     """Writes the texts that stand for parts that cannot be read, and counts them.
 
     `question_at` is the place of the newest question, and `question` what it asks; `refused` remembers those of this
-    `namespace` that were refused. The texts say nothing but the kind, so they are the same in every later request.
+    `namespace` that were refused. `images` reads images; None: the model sees none. The texts say nothing but the kind,
+    so they are the same in every later request.
     """
 
     def __init__(
@@ -135,7 +138,9 @@ class UnreadParts:
         *,
         refused: RefusedQuestions | None = None,
         namespace: str = "",
+        images: ImageParts | None = None,
     ) -> None:
+        self._images = images
         self._refused = RefusedQuestions() if refused is None else refused
         goes_on = self._refused.goes_on(question, namespace=namespace)
         self._question_at = None if goes_on else question_at
@@ -143,23 +148,42 @@ class UnreadParts:
         self._namespace = namespace
         self._counts: Counter[str] = Counter()
 
+    def part(self, kind: str, fields: Mapping[str, Any], *, message_at: int | None, where: str) -> str | dict[str, Any]:
+        """A part of this type as it stands in a chat: an image, or a text in its place.
+
+        Raises BadRequest for an image that cannot be read, and for what cannot be read in the newest question.
+        """
+        if self._images is not None and kind in IMAGE_TYPES:
+            return self._images.read(fields, where)
+        return self.text(kind, message_at=message_at, where=where)
+
     def text(self, kind: str, *, message_at: int | None, where: str) -> str:
         """What stands for a part of this type. Raises BadRequest if it is in the newest question."""
         name = _NAMES.get(kind, kind[:40])
         if message_at is not None and message_at == self._question_at:
             self._refused.add(self._question, namespace=self._namespace)
             raise BadRequest(
-                f"This model reads text only and does not accept a part of type {kind[:40]!r} in a new user message. "
-                "Send the message without it; in older messages and in tool results it is left out.",
+                f"{self._reads} and does not accept a part of type {kind[:40]!r} in a new user message. Send the "
+                f"message without it; in older messages and in tool results it is left out.{self._hint(name)}",
                 param=where,
             )
         self._counts[name] += 1
-        return f"[{name} omitted: this model reads text only]"
+        return f"[{name} omitted: {self._reads[0].lower()}{self._reads[1:]}]"
+
+    @property
+    def _reads(self) -> str:
+        return "This model reads text only" if self._images is None else "This model reads text and images only"
+
+    def _hint(self, name: str) -> str:
+        """What would help."""
+        if name != "image" or self._images is not None:
+            return ""
+        return f" To have images read, serve a model that sees (`reprise inspect` says so) with {INSTALL}."
 
     @property
     def notes(self) -> tuple[str, ...]:
         """What was left out."""
         return tuple(
-            f"left out, since this model reads text only: parts of kind {name}: {count}"
+            f"left out, since {self._reads[0].lower()}{self._reads[1:]}: parts of kind {name}: {count}"
             for name, count in sorted(self._counts.items())
         )

@@ -56,15 +56,21 @@ RELEASE_BODY = "reprise.release_body"
 # body says all of it as JSON; and some MB for tools, names and pictures.
 _NBYTES_PER_TOKEN = 32
 _BASE_NBYTES = 4 << 20
+_IMAGES_NBYTES = 64 << 20
+"""For the images of a chat: a hundred screenshots of half a megabyte."""
 _MANY_TOKENS = 1 << 20
 """For models whose context is not known."""
 
 
-def max_body_nbytes(settings: Settings, context: int | None) -> int:
-    """The longest body that is read: what the settings say, else what a prompt that fits the context may need."""
+def max_body_nbytes(settings: Settings, context: int | None, *, sees: bool = False) -> int:
+    """The longest body that is read: what the settings say, else what a prompt that fits the context may need.
+
+    `sees`: images may be in it, three bytes in four characters.
+    """
     if settings.max_body_bytes is not None:
         return settings.max_body_bytes
-    return _BASE_NBYTES + _NBYTES_PER_TOKEN * (_MANY_TOKENS if context is None else context)
+    images = max(_IMAGES_NBYTES, settings.max_image_bytes * 4 // 3) if sees else 0
+    return _BASE_NBYTES + _NBYTES_PER_TOKEN * (_MANY_TOKENS if context is None else context) + images
 
 
 class BodyLimits:

@@ -1,0 +1,185 @@
+"""Images in a request's messages, in whatever form an API has them: data, or a link that may have to be fetched."""
+
+import base64
+import binascii
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+from urllib.parse import urlsplit
+
+from reprise.api.service.image_fetching import ImageFetcher
+from reprise.chat.images import image_part, images_in
+from reprise.chat.request import Message
+from reprise.core.abandon import stop_if_abandoned
+from reprise.core.errors import BadRequest
+from reprise.core.image_files import image_of
+from reprise.core.settings import Settings
+
+IMAGE_TYPES = frozenset(("image", "image_url", "input_image", "computer_screenshot"))
+"""Types of parts that are images, in all APIs."""
+
+_HOW = "send the image itself, as a data URL: `data:image/png;base64,...`"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageLimits:
+    """What one request may bring, and the hosts from which images are fetched."""
+
+    num: int
+    nbytes: int
+    pixels: int
+    hosts: frozenset[str] = frozenset()
+
+
+def image_limits(settings: Settings) -> ImageLimits:
+    """The limits of a server with these settings."""
+    return ImageLimits(
+        num=settings.max_images,
+        nbytes=settings.max_image_bytes,
+        pixels=settings.max_image_pixels,
+        hosts=frozenset(host.lower() for host in settings.image_hosts),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageLink:
+    """An image that is still to be fetched. It stands in a part as `link`, and `where` in the body."""
+
+    url: str
+    detail: str | None
+    where: str
+
+
+class ImageParts:
+    """Reads the images of one request, within the server's limits."""
+
+    def __init__(self, limits: ImageLimits) -> None:
+        self._limits = limits
+        self._num = 0
+
+    def read(self, fields: Mapping[str, Any], where: str) -> dict[str, Any]:
+        """The part of a chat for a part of a body. Raises BadRequest naming the field."""
+        self._num += 1
+        if self._num > self._limits.num:
+            raise BadRequest(
+                f"Too many images: at most {self._limits.num} are accepted in a chat. Send fewer, or start the server "
+                "with --max-images.",
+                param=where,
+            )
+        source, detail = _source_of(fields), _detail_of(fields)
+        if source is None:
+            raise BadRequest(f"An image needs its data: {_HOW}.", param=where)
+        if not source.is_url:
+            return self._image(source.text, detail, where)
+        scheme, _, rest = source.text.partition(":")
+        if scheme.lower() == "data":
+            head, comma, text = rest.partition(",")
+            if comma == "" or not head.lower().endswith(";base64"):
+                raise BadRequest("A data URL of an image must be in base64: `data:image/png;base64,...`.", param=where)
+            return self._image(text, detail, where)
+        if scheme.lower() in ("http", "https") and _host_of(source.text) in self._limits.hosts:
+            return {"type": "image", "link": ImageLink(url=source.text, detail=detail, where=where)}
+        if scheme.lower() in ("http", "https"):
+            raise BadRequest(
+                f"This server fetches no images from {_host_of(source.text) or 'there'}: {_HOW}, or start the server "
+                "with --allow-image-urls and the host's name.",
+                param=where,
+            )
+        raise BadRequest(f"Images are read from no such URL: {_HOW}.", param=where)
+
+    def _image(self, text: str, detail: str | None, where: str) -> dict[str, Any]:
+        # Before it is decoded: three bytes are four characters.
+        if len(text) // 4 * 3 > self._limits.nbytes + 3:
+            raise BadRequest(too_large(self._limits.nbytes), param=where)
+        return image_part(image_of(_decoded(text, where), detail=detail, max_pixels=self._limits.pixels, where=where))
+
+
+def too_large(nbytes: int) -> str:
+    """The sentence about an image file that is longer than this."""
+    return f"An image is longer than {nbytes:,} bytes. Send it smaller, or start the server with --max-image-bytes."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Source:
+    text: str
+    is_url: bool
+
+
+def _source_of(fields: Mapping[str, Any]) -> _Source | None:
+    """Where the image is, in the words of any API; None: nowhere."""
+    given: Any = fields.get("image_url", fields.get("source", fields.get("image")))
+    if isinstance(given, Mapping):
+        inner = cast(Mapping[str, Any], given)
+        if inner.get("type") == "base64" and isinstance(inner.get("data"), str):
+            return _Source(text=inner["data"], is_url=False)
+        given = inner.get("url")
+    if not isinstance(given, str) or given == "":
+        return None
+    is_url = ":" in given[:16]
+    return _Source(text=given, is_url=is_url)
+
+
+def _detail_of(fields: Mapping[str, Any]) -> str | None:
+    inner: Any = fields.get("image_url")
+    detail: Any = cast(Mapping[str, Any], inner).get("detail") if isinstance(inner, Mapping) else fields.get("detail")
+    return detail if isinstance(detail, str) else None
+
+
+def has_images(messages: Sequence[Message]) -> bool:
+    """Whether there are images in these messages, or links to some."""
+    return len(images_in(messages)) > 0 or any(_link_in(part) for message in messages for part in _parts(message))
+
+
+def fetched(messages: Sequence[Message], limits: ImageLimits) -> tuple[Message, ...]:
+    """The messages with what their links lead to. Takes as long as the network does. Raises BadRequest."""
+    fetcher = ImageFetcher(hosts=limits.hosts, max_nbytes=limits.nbytes)
+    by_url: dict[str, bytes] = {}
+
+    def image(link: ImageLink) -> dict[str, Any]:
+        stop_if_abandoned()
+        if link.url not in by_url:
+            by_url[link.url] = fetcher.fetch(link.url, where=link.where)
+        found = image_of(by_url[link.url], detail=link.detail, max_pixels=limits.pixels, where=link.where)
+        return image_part(found)
+
+    def whole(part: Any) -> Any:
+        link = _link_in(part)
+        return part if link is None else image(link)
+
+    return tuple(
+        {**message, "content": [whole(part) for part in _parts(message)]}
+        if any(_link_in(part) for part in _parts(message))
+        else message
+        for message in messages
+    )
+
+
+def _link_in(part: Any) -> ImageLink | None:
+    link: object = cast(Mapping[str, Any], part).get("link") if isinstance(part, Mapping) else None
+    return link if isinstance(link, ImageLink) else None
+
+
+def _parts(message: Message) -> list[Any]:
+    content = message.get("content")
+    return cast(list[Any], content) if isinstance(content, list) else []
+
+
+_URL_SAFE = str.maketrans("-_", "+/", " \t\r\n")
+
+
+def _decoded(text: str, where: str) -> bytes:
+    try:
+        plain = text.translate(_URL_SAFE)
+        content = base64.b64decode(plain + "=" * (-len(plain) % 4), validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise BadRequest("The data of an image is not base64.", param=where) from error
+    if not content:
+        raise BadRequest("The data of an image is empty.", param=where)
+    return content
+
+
+def _host_of(url: str) -> str:
+    try:
+        return (urlsplit(url).hostname or "").lower()
+    except ValueError:
+        return ""
