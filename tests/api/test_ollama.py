@@ -1,12 +1,14 @@
 """Ollama's API: the same answers and the same reuse as chat completions, in its words."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from reprise.core.job import Purpose
 from tests.api.servers import MODEL, api, says
+from tests.chat.text_models import text_model
 
 pytestmark = pytest.mark.anyio
 
@@ -74,6 +76,21 @@ async def test_a_prompt_is_a_chat_of_one_message_unless_it_is_raw():
     prompts = [job.prompt.tokens.tolist() for job in jobs if job.purpose.value == "generate"]
     assert prompts[0] == prompts[1]
     assert len(prompts[2]) < 4 and "Let me see." in raw["response"]
+
+
+async def test_a_suffix_fills_a_gap():
+    async with api() as a:
+        refused = await a.client.post("/api/generate", json={"prompt": "a", "suffix": "b"})
+        assert (refused.status_code, "fill-in-the-middle" in refused.json()["error"]) == (400, True)
+        served = a.service.served
+        markers = {"<|fim_prefix|>": 1, "<|fim_suffix|>": 2, "<|fim_middle|>": 3}
+        a.service.served = replace(served, text=replace(served.text, splitters={**served.text.splitters, **markers}))
+        told = (await a.client.post("/api/generate", json={"prompt": "a", "suffix": "b", "stream": False})).json()
+        both = await a.client.post("/api/generate", json={"prompt": "a", "suffix": "b", "system": "Be brief."})
+        (job,) = a.backend.jobs
+    encode = text_model().encode
+    assert job.prompt.tokens.tolist() == [1, *encode("a"), 2, *encode("b"), 3]
+    assert (told["response"], both.status_code) == ("Hello there.", 400)
 
 
 async def test_options_are_those_of_chat_completions():

@@ -20,6 +20,7 @@ from reprise.api.http.web_access import WebAccess
 from reprise.api.native import lookup, overview, pins, prefill, server_routes, tokenize, tree
 from reprise.api.native.prefill import read_warm_file, warm_up
 from reprise.api.native.refusals import Refusals
+from reprise.api.ollama import library
 from reprise.api.ollama import routes as ollama
 from reprise.api.openai import chat, completions, models
 from reprise.api.responses import compact
@@ -38,7 +39,7 @@ from reprise.core.settings import Settings
 
 _INSPECT_S = 5.0
 """How long the first line of a recording waits for the engine to say what a model's state takes."""
-_APIS = (chat, completions, messages, responses, compact, ollama, models)
+_APIS = (chat, completions, messages, responses, compact, ollama, library, models)
 _WATCHING = (page, lookup, tree, overview)
 ROUTES: Sequence[BaseRoute] = tuple(
     route for module in (*_APIS, prefill, tokenize, pins, *_WATCHING, server_routes) for route in module.router.routes

@@ -100,13 +100,16 @@ class ServingEngines:
         # Before the model is loaded, which may take minutes.
         self._bound = memory_bound(of_first)
         self._ranks = ranks().leading_rank(of_first) if of_first.is_tensor_parallel else None
-        self._shares = len(self._entries) > 1 or of_first.keep_alive_s is not None
+        self._shares = len(self._entries) > 1 or of_first.keep_alive_s is not None or _may_grow(settings)
         if self._shares:
-            self._served = _sharing([first_group, *others], settings)
+            memory = SharedMemory(budget_of_all(settings), max_state_nbytes=max_state_nbytes(settings))
+            self._thread = EngineThread(memory)
+            self._served = [_sharing(group, self._thread) for group in (first_group, *others)]
         else:
             load = None if self._ranks is None else self._ranks.load
             self._served = [_ServingEngine(group=first_group, engine=EngineClient(of_first, load=load))]
         self._engines = [each.engine for each in self._served]
+        self._others = self._engines[1:]
         self._watching = ExitStack()
         self.clock = LoadingClock(weights_nbytes(Path(of_first.model).expanduser()))
 
@@ -121,7 +124,8 @@ class ServingEngines:
             loaded = engine.start()
         if group is not None:
             group.when_failed(lambda failure: _end_with_ranks(engine, failure))
-        service = _service(loaded, first, first.group.entries[0], is_only=len(self._entries) == 1)
+        is_only = len(self._entries) == 1 and not _may_grow(settings)
+        service = _service(loaded, first, first.group.entries[0], is_only=is_only)
         if url is not None:
             budget = engine.status().held.budget_nbytes
             for line in banner(service.served, engine.footprint().result(), budget=budget, url=url):
@@ -130,13 +134,32 @@ class ServingEngines:
                 log.info("%s", line)
         read = read_machine if group is None else group.read_machines
         watch = self._watching.enter_context
-        watch(following_machine(engine, others=self._engines[1:], bound=self._bound, read=read))
+        watch(following_machine(engine, others=self._others, bound=self._bound, read=read))
         watch(watchdog(engine, after_s=settings.stall_after_s, on_death=_end_to_be_restarted))
         if self._shares:
             service.models = _models(self._served, self._entries, service, loaded)
+            if _may_grow(settings):
+                service.models.find = self._find_fetched
             watch(_looking(self._served, service.models))
         freeze_heap()
         return service
+
+    def _find_fetched(self, name: str) -> ServedModel | None:
+        """A model that has come into the hub's cache since the start, served from now on; None: it cannot be."""
+        known = {entry.id for entry in self._entries}
+        entry = next((each for each in served_models(self._settings) if each.id == name and name not in known), None)
+        first = self._served[0].services[self._entries[0].id][1]
+        if entry is None:
+            return None
+        (group,) = engine_groups([entry])
+        served = _sharing(group, self._thread)
+        self._entries = (*self._entries, entry)
+        self._served.append(served)
+        self._engines.append(served.engine)
+        self._others.append(served.engine)
+        model = _listed(served, entry, first, is_only=False)
+        _look(served, [model])
+        return model
 
     def status(self) -> Status:
         """That of all models together."""
@@ -188,23 +211,22 @@ class _ServingEngine:
     making: threading.Lock = field(default_factory=threading.Lock)
 
 
-def _sharing(groups: Sequence[EngineGroup], settings: Settings) -> list[_ServingEngine]:
-    """Engines for all of these, on one thread and in one memory."""
-    thread = EngineThread(SharedMemory(budget_of_all(settings), max_state_nbytes=max_state_nbytes(settings)))
-    return [
-        _ServingEngine(
-            group=group,
-            engine=EngineClient(
-                group.settings,
-                thread=thread,
-                name=group.name,
-                nbytes=group.nbytes,
-                is_pinned=group.settings.is_pinned,
-                keep_alive_s=group.settings.keep_alive_s,
-            ),
-        )
-        for group in groups
-    ]
+def _may_grow(settings: Settings) -> bool:
+    """Whether a request may fetch a model that is served from then on."""
+    return settings.has_hub_cache and settings.downloads
+
+
+def _sharing(group: EngineGroup, thread: EngineThread) -> _ServingEngine:
+    """The engine of these models, on a thread and in a memory that it shares."""
+    engine = EngineClient(
+        group.settings,
+        thread=thread,
+        name=group.name,
+        nbytes=group.nbytes,
+        is_pinned=group.settings.is_pinned,
+        keep_alive_s=group.settings.keep_alive_s,
+    )
+    return _ServingEngine(group=group, engine=engine)
 
 
 def _service(
@@ -256,23 +278,23 @@ def _models(
 ) -> Models:
     """All of them, the first of which is loaded."""
     order = [entry.id for entry in entries]
-    listed = [
-        ServedModel(
-            id=entry.id,
-            backend=each.engine,
-            make_service=lambda loaded, each=each, entry=entry: _service(
-                loaded, each, entry, is_only=len(entries) == 1, beside=first
-            ),
-            nbytes=each.engine.nbytes,
-            base=entry.base,
-            adapter_names=entry.adapter_names,
-        )
-        for each in served
-        for entry in each.group.entries
-    ]
+    is_only = len(entries) == 1
+    listed = [_listed(each, entry, first, is_only=is_only) for each in served for entry in each.group.entries]
     listed.sort(key=lambda model: order.index(model.id))
     listed[0].service, listed[0].fingerprint, listed[0].nbytes = first, loaded.fingerprint, loaded.nbytes
     return Models(listed, accepts_any_name=first.settings.accepts_any_model)
+
+
+def _listed(served: _ServingEngine, entry: ModelEntry, first: ChatService, *, is_only: bool) -> ServedModel:
+    return ServedModel(
+        id=entry.id,
+        backend=served.engine,
+        make_service=lambda loaded: _service(loaded, served, entry, is_only=is_only, beside=first),
+        nbytes=served.engine.nbytes,
+        base=entry.base,
+        adapter_names=entry.adapter_names,
+        was_found=not entry.is_named and not entry.is_directory,
+    )
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from reprise.cli.explain import explain
 from reprise.cli.inspect import inspect
 from reprise.cli.installation import mlx_or_refusal
 from reprise.cli.launch import launch
+from reprise.cli.loaded import ps, stop
 from reprise.cli.mlx_lm_flags import ServeCommand
 from reprise.cli.models import models
 from reprise.cli.pull import pull
@@ -67,8 +68,11 @@ _add(serve, cls=ServeCommand)
 _add(chat)
 # What follows the agent is the agent's.
 _add(launch, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
-for _command in (pull, models, rm, config, doctor, inspect, explain, requests, top):
+for _command in (pull, models, rm, ps, stop, config, doctor, inspect, explain, requests, top):
     _add(_command)
+# The words that people type who come from Ollama.
+_add(models, name="list", short_help="The same as `models`.")
+_add(chat, name="run", short_help="The same as `chat`.")
 app.add_typer(service_app)
 _add(install, to=service_app, cls=InstallCommand)
 for _command in (uninstall, status, logs):

@@ -28,17 +28,15 @@ def pull(model: Annotated[str, typer.Argument(metavar="ID", help="A Hugging Face
     from huggingface_hub.utils import disable_progress_bars  # noqa: PLC0415 (quick start)
 
     from reprise.cli.models import describe  # noqa: PLC0415 (imports MLX)
-    from reprise.engine.models.hub import fetch, fetch_config, plan_download  # noqa: PLC0415
-    from reprise.engine.models.load import check_config, is_local  # noqa: PLC0415
-    from reprise.engine.models.model_files import parsed_config  # noqa: PLC0415
+    from reprise.engine.models.hub import fetch  # noqa: PLC0415
+    from reprise.engine.models.load import checked_download, is_local  # noqa: PLC0415
     from reprise.engine.running.outline import outline_of  # noqa: PLC0415
 
     disable_progress_bars()
     with refusals():
         if is_local(model):
             refuse(f"{model} is already a local directory: `reprise serve {model}`.")
-        check_config(parsed_config(fetch_config(model), model), model)
-        download = plan_download(model)
+        download = checked_download(model)
         try:
             with shown(download):
                 directory = fetch(model)

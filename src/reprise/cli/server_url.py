@@ -2,6 +2,7 @@
 
 import json
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, cast
 from urllib.parse import urlsplit
@@ -104,13 +105,22 @@ def _health_at(url: str) -> dict[str, Any] | None:
 
 def get_json(url: str, path: str, *, api_key: str | None, **query: str | int) -> dict[str, Any]:
     """The JSON that a running server answers to `GET path`. Ends the command with a sentence where it does not."""
+    return _answer(url, "GET", path, api_key=api_key, query=query)
+
+
+def post_json(url: str, path: str, *, api_key: str | None) -> dict[str, Any]:
+    """As `get_json`, for `POST path` without a body."""
+    return _answer(url, "POST", path, api_key=api_key, query={})
+
+
+def _answer(url: str, method: str, path: str, *, api_key: str | None, query: Mapping[str, str | int]) -> dict[str, Any]:
     import httpx  # noqa: PLC0415 (slow to import)
 
     base = server_url(url)
     # REPRISE_API_KEY may have several keys where a server runs beside: any of them is right.
     headers = {} if not api_key else {"Authorization": f"Bearer {api_key.split()[0]}"}
     try:
-        response = httpx.get(f"{base}{path}", headers=headers, params=query, timeout=_TIMEOUT_S)
+        response = httpx.request(method, f"{base}{path}", headers=headers, params=query, timeout=_TIMEOUT_S)
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         refuse(f"No server answers at {base}: {error}. Start one with `reprise serve`, or give its address with --url.")
     body = _json_object(response.text)

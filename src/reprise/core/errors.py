@@ -75,6 +75,13 @@ class NotFound(RepriseError):
     code = "not_found"
 
 
+class NotAllowed(RepriseError):
+    """This server does not do that; the sentence says who does."""
+
+    status = 403
+    code = "not_allowed"
+
+
 class QueueFull(RepriseError):
     """Too many requests are waiting. `retry_after_s` is an estimate in seconds."""
 

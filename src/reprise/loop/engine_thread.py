@@ -68,9 +68,10 @@ class EngineThread:
     # Thread-safe.
 
     def add(self, engine: ModelEngine, fail_waiting: Callable[[RepriseError], None]) -> None:
-        """Add a model, before the thread is started. `fail_waiting` fails what waits for it, on any thread."""
+        """Add a model. `fail_waiting` fails what waits for it, on any thread."""
         assert engine.name not in self._engines, f"{engine.name} was added twice"
-        self._engines[engine.name] = engine
+        # Replaced as a whole: the thread may be going through the others.
+        self._engines = {**self._engines, engine.name: engine}
         self._fail_waiting.append(fail_waiting)
 
     def start(self) -> None:

@@ -66,7 +66,7 @@ class _Follower:
         trim: Callable[[], None],
     ) -> None:
         self._engine = engine
-        self._all = (engine, *others)
+        self._others = others
         self._bound = bound
         self._read = read
         self._measure = measure
@@ -82,7 +82,8 @@ class _Follower:
 
     def look(self) -> None:
         """Read the memory once and update the budget."""
-        statuses, now_s = [engine.status() for engine in self._all], time.monotonic()
+        # A model may have been added since.
+        statuses, now_s = [engine.status() for engine in (self._engine, *self._others)], time.monotonic()
         self._return_freed(statuses)
         each = [status.held for status in statuses]
         layers = sum(held.kv_nbytes + held.snapshot_nbytes + held.live_nbytes + held.logits_nbytes for held in each)

@@ -39,6 +39,8 @@ class Needs(Enum):
     """Which stays when the weights are unloaded."""
     NOTHING = auto()
     """It only looks: a model that was never loaded is not loaded for it."""
+    NO_MODEL = auto()
+    """The name that it has may be of none that is served."""
 
 
 class Body(BaseModel):

@@ -1,10 +1,10 @@
-"""The bodies of `/api/chat`, `/api/generate` and `/api/show`. Other fields are refused by name, ignored, or noted."""
+"""The bodies of Ollama's API. Other fields are refused by name, ignored, or noted."""
 
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from reprise.api.http.body import Body
+from reprise.api.http.body import Body, Needs
 from reprise.api.openai.chat_body import ToolSpec
 
 IGNORED = frozenset({"keep_alive", "truncate", "shift", "dimensions", "verbose"})
@@ -104,7 +104,7 @@ class OllamaChatBody(AnswerBody):
 
 
 class GenerateBody(AnswerBody):
-    """A prompt to answer, as a chat of one message unless it is `raw`."""
+    """A prompt to answer, as a chat of one message unless it is `raw` or a `suffix` says what comes behind."""
 
     prompt: str | None = None
     system: str | None = None
@@ -116,5 +116,24 @@ class GenerateBody(AnswerBody):
 
 
 class ShowBody(Body):
+    model: str | None = None
+    name: str | None = None
+
+
+class PullBody(Body):
+    """A model of the hub to fetch."""
+
+    needs = Needs.NO_MODEL
+    model: str | None = None
+    name: str | None = None
+    stream: bool | None = None
+    insecure: bool | None = None
+    """Without effect: where the hub is, the server's environment says."""
+
+
+class DeleteBody(Body):
+    """A model to remove from the hub's cache."""
+
+    needs = Needs.NO_MODEL
     model: str | None = None
     name: str | None = None

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Literal
 
+from pydantic import BaseModel
+
 from reprise.api.http.errors import Problem
 from reprise.api.openai.chat_reply import Decode, logprobs_body
 from reprise.api.service.exchange import AnswerEnd, EndReason
@@ -14,7 +16,15 @@ from reprise.chat.answer import ContentDelta, Delta, ReasoningDelta, ToolCall
 from reprise.core.events import Sampled
 
 Kind = Literal["chat", "generate"]
+NDJSON = {"content-type": "application/x-ndjson"}
+"""The headers of JSON lines."""
 _NS = 1_000_000_000
+
+
+class OllamaErrorBody(BaseModel):
+    """The body of every answer of this API that is an error."""
+
+    error: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

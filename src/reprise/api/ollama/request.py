@@ -61,9 +61,9 @@ def _of_generate(
         raise BadRequest("`context` is not supported. Send the whole chat to /api/chat.", param="context")
     if body.template:
         raise BadRequest("`template` is not supported. Start the server with --chat-template.", param="template")
-    if body.suffix:
-        raise BadRequest("`suffix` is not supported by this API. Use /v1/completions.", param="suffix")
-    if body.raw is True:
+    if body.suffix and body.system:
+        raise BadRequest("`suffix` and `system` cannot be used together: a gap in a text has no chat.", param="system")
+    if body.raw is True or body.suffix:
         return _raw(body, request_id=request_id, namespace=namespace, served=served, limits=limits)
     system = [] if not body.system else [OllamaMessage(role="system", content=body.system)]
     user = OllamaMessage(role="user", content=body.prompt or "", images=body.images)
@@ -83,10 +83,15 @@ def _chat(
 def _raw(body: GenerateBody, *, request_id: str, namespace: str, served: Served, limits: Limits) -> ServiceRequest:
     if body.format or body.images:
         field = "format" if body.format else "images"
-        raise BadRequest(f"`{field}` and `raw` cannot be used together.", param=field)
+        other = "suffix" if body.suffix else "raw"
+        raise BadRequest(f"`{field}` and `{other}` cannot be used together.", param=field)
     fields = _fields(body)
     kept = {name: value for name, value in fields.items() if name in CompletionsBody.model_fields}
-    kept |= {"prompt": body.prompt or "", "logprobs": body.top_logprobs or 0 if body.logprobs is True else None}
+    kept |= {
+        "prompt": body.prompt or "",
+        "suffix": body.suffix or None,
+        "logprobs": body.top_logprobs or 0 if body.logprobs is True else None,
+    }
     (request,) = service_requests_of(
         CompletionsBody.model_validate(kept), request_id=request_id, namespace=namespace, served=served, limits=limits
     )

@@ -6,7 +6,6 @@ from datetime import UTC, datetime
 from typing import Any, ClassVar
 
 from fastapi import Request
-from pydantic import BaseModel
 from starlette.responses import Response
 
 import reprise
@@ -14,8 +13,10 @@ from reprise.api.http.encoding import JsonResponse
 from reprise.api.http.errors import Problem
 from reprise.api.ollama.body import AnswerBody, GenerateBody, OllamaChatBody, ShowBody
 from reprise.api.ollama.reply import (
+    NDJSON,
     Kind,
     OllamaDelta,
+    OllamaErrorBody,
     delta_of,
     last,
     line,
@@ -43,12 +44,6 @@ SPOKEN_VERSION = "0.12.6"
 """The version of Ollama whose API this is: clients compare it before they use what came with a version."""
 
 
-class OllamaErrorBody(BaseModel):
-    """The body of every answer of this API that is an error."""
-
-    error: str
-
-
 router = api_router("Ollama", errors=OllamaErrorBody)
 
 
@@ -56,15 +51,15 @@ router = api_router("Ollama", errors=OllamaErrorBody)
 async def chat(body: OllamaChatBody, request: Request, context: InContext, namespace: Namespace) -> Response:
     """Answer a chat; by default as JSON lines."""
     if not body.messages:
-        return _loaded("chat", body, context.service.served)
+        return await _loaded("chat", body, context)
     return await _answer("chat", body, request, context, namespace)
 
 
 @router.post("/api/generate", response_model=None)
 async def generate(body: GenerateBody, request: Request, context: InContext, namespace: Namespace) -> Response:
     """Answer a prompt; by default as JSON lines."""
-    if not body.prompt:
-        return _loaded("generate", body, context.service.served)
+    if not body.prompt and not body.suffix:
+        return await _loaded("generate", body, context)
     return await _answer("generate", body, request, context, namespace)
 
 
@@ -116,9 +111,14 @@ async def version() -> dict[str, Any]:
     return {"version": SPOKEN_VERSION, "reprise": reprise.__version__}
 
 
-def _loaded(kind: Kind, body: AnswerBody, served: Served) -> Response:
+async def _loaded(kind: Kind, body: AnswerBody, context: Context) -> Response:
+    served = context.service.served
     served.check_name(model_name(body.model))
-    return JsonResponse(loaded(kind, served.id, is_unload=body.keep_alive == 0))
+    is_unload = body.keep_alive in (0, "0", "0s")
+    if is_unload and context.models is not None:
+        # As `ollama stop` does. A model that is alone stays loaded.
+        await context.models.of(model_name(body.model)).unloaded()
+    return JsonResponse(loaded(kind, served.id, is_unload=is_unload))
 
 
 async def _answer(
@@ -145,7 +145,7 @@ class OllamaWire(Wire[Reply]):
     """An answer as JSON lines, or as one object."""
 
     error_format = staticmethod(ollama_shape)
-    stream_headers: ClassVar[Mapping[str, str]] = {"content-type": "application/x-ndjson"}
+    stream_headers: ClassVar[Mapping[str, str]] = NDJSON
 
     def __init__(self, context: Context, reply: Reply, *, kind: Kind) -> None:
         super().__init__(context, reply, request_id=reply.request.id)

@@ -75,6 +75,8 @@ class ServedModel:
     """The id of its base, if it is a model with an adapter."""
     adapter_names: tuple[str, ...] = ()
     """Names of its adapter in requests; empty without an adapter."""
+    was_found: bool = False
+    """Whether it is served for being in the hub's cache, and not by its name."""
     service: ChatService | None = None
     fingerprint: str = ""
     created: int = field(default_factory=lambda: int(time.time()))
@@ -120,6 +122,24 @@ class Models:
         for model in self.all:
             model.engine = firsts.setdefault(id(model.backend), model.id)
         self._accepts_any_name = accepts_any_name
+        self.find: Callable[[str], ServedModel | None] = lambda name: None
+        """A model that was not here at the start, by its id, or None. Not on the event loop: it looks at files."""
+        self._removed: dict[str, ServedModel] = {}
+
+    async def note_fetched(self, name: str) -> None:
+        """A model of the hub is in its cache now: serve it from now on, if this server serves those."""
+        if any(name == model.id for model in self.all):
+            return
+        found = self._removed.pop(name, None) or await asyncio.to_thread(self.find, name)
+        if found is not None:
+            found.engine = found.engine or found.id
+            self.all = (*self.all, found)
+
+    def note_removed(self, name: str) -> None:
+        """A model has gone from the hub's cache: it is not served any more, unless it was named at the start."""
+        gone = [model for model in self.all if model.id == name and model.was_found]
+        self._removed |= {model.id: model for model in gone}
+        self.all = tuple(model for model in self.all if model not in gone)
 
     def of(self, name: str | None, adapter: str | None = None) -> ServedModel:
         """The model that a request names, by id or the id's last part, and the adapter. Raises UnknownModel."""

@@ -249,6 +249,8 @@ class BodyRoute(APIRoute):
             # Ollama's older clients call it `name`.
             name: str | None = getattr(read.model, "model", None) or getattr(read.model, "name", None)
             needs = getattr(type(read.model), "needs", Needs.WEIGHTS)
+            if needs is Needs.NO_MODEL:
+                return await handle(read)
             meant = context.models.asked if needs is Needs.WEIGHTS else context.models.of
             model = meant(name, getattr(read.model, "adapters", None))
             request.scope[MODEL_IN_SCOPE] = model

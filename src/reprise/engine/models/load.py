@@ -31,11 +31,12 @@ from reprise.core.kinds import Full
 from reprise.core.settings import KV_GROUP_SIZES
 from reprise.disk.folders.model_folder import PartsElsewhere
 from reprise.engine.models.fingerprint import fingerprint_of
-from reprise.engine.models.hub import fetch
+from reprise.engine.models.hub import Download, fetch, fetch_config, plan_download
 from reprise.engine.models.model_files import (
     WEIGHTS,
     check_quantisation,
     check_weights,
+    parsed_config,
     quantisation,
     quantisation_method,
     read_config,
@@ -263,6 +264,12 @@ def model_directory(source: str, *, downloads: bool = True) -> Path:
     Without `downloads`, as they are here.
     """
     return Path(source).expanduser() if is_local(source) else fetch(source, downloads=downloads)
+
+
+def checked_download(model: str) -> Download:
+    """What downloading a model of the hub would take. Raises LoadFailed for one that could not be run or stored."""
+    check_config(parsed_config(fetch_config(model), model), model)
+    return plan_download(model)
 
 
 def is_loadable(directory: Path) -> bool:
