@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 
 from reprise.cli.main import app
 from reprise.cli.mlx_lm_flags import IGNORED, REFUSED, REWRITTEN, translated
+from reprise.cli.other_flags import FLAGS, instead_of
 from reprise.core.settings import OPTIONS
 
 SAME = frozenset(
@@ -80,6 +81,21 @@ def test_what_would_change_answers_is_refused(words: str) -> None:
     result = CliRunner().invoke(app, ["serve", "m", *words.split()])
     assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
     assert result.stderr.startswith("reprise: ") and result.stderr.endswith(".\n")
+
+
+def test_other_servers_names_point_to_ours() -> None:
+    ours = {f"--{option.name}" for option in OPTIONS.values()} | {"--no-prefix-cache"}
+    theirs = {*REWRITTEN, *IGNORED, *REFUSED, *SAME}
+    for flag, instead in FLAGS.items():
+        assert flag not in ours and flag.removeprefix("--") not in theirs, flag
+        assert set(re.findall(r"--[a-z-]+", instead)) <= ours, flag
+        assert not instead.endswith("."), flag
+    result = CliRunner().invoke(app, ["serve", "m", "--ctx-size=4096"])
+    assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
+    assert "--ctx-size is an option of another server. Use --max-context" in result.stderr
+    installed = CliRunner().invoke(app, ["service", "install", "m", "-ngl", "99", "--print"])
+    assert (installed.exit_code, "Leave it out" in installed.stderr) == (2, True)
+    assert instead_of(["m", "--max-tokens", "4"]) is None
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

@@ -17,7 +17,7 @@ from reprise.api.http import page
 from reprise.api.http.auth import ApiKeys, Authentication, PageGuard
 from reprise.api.http.errors import ErrorFormats, UnhandledErrors, install_error_handlers
 from reprise.api.http.web_access import WebAccess
-from reprise.api.native import lookup, overview, pins, prefill, server_routes, tokenize, tree
+from reprise.api.native import llama_cpp, lookup, overview, pins, prefill, server_routes, tokenize, tree
 from reprise.api.native.prefill import read_warm_file, warm_up
 from reprise.api.native.refusals import Refusals
 from reprise.api.ollama import library
@@ -41,9 +41,8 @@ _INSPECT_S = 5.0
 """How long the first line of a recording waits for the engine to say what a model's state takes."""
 _APIS = (chat, completions, messages, responses, compact, ollama, library, models)
 _WATCHING = (page, lookup, tree, overview)
-ROUTES: Sequence[BaseRoute] = tuple(
-    route for module in (*_APIS, prefill, tokenize, pins, *_WATCHING, server_routes) for route in module.router.routes
-)
+_NATIVE = (prefill, tokenize, llama_cpp, pins, *_WATCHING, server_routes)
+ROUTES: Sequence[BaseRoute] = tuple(route for module in (*_APIS, *_NATIVE) for route in module.router.routes)
 """As they were declared: `include_router` would analyse each of them again at the first request behind it."""
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import typer
 from typer.core import TyperCommand
 
+from reprise.cli.other_flags import instead_of
 from reprise.cli.refuse import refuse
 
 
@@ -83,10 +84,11 @@ class ServeCommand(TyperCommand):
     """`reprise serve`, which takes the flags of `mlx_lm.server` too."""
 
     def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
-        """Rewrite them first."""
+        """Rewrite them first. Those of other servers are refused with what says the same here."""
         made = translated(args)
-        if made.refusal is not None:
-            refuse(made.refusal)
+        refusal = made.refusal or instead_of(made.words)
+        if refusal is not None:
+            refuse(refusal)
         for note in made.notes:
             typer.echo(f"reprise: {note}", err=True)
         return super().parse_args(ctx, made.words)

@@ -8,12 +8,12 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from reprise.api.http.errors import ErrorFormats, Unauthorized, error_response, problem_of
-from reprise.api.http.page import PREFIX
+from reprise.api.http.page import DOCS, PREFIX
 from reprise.api.http.web_access import WebAccess
 from reprise.core.errors import RepriseError
 
-_OPEN_PATHS = frozenset({"/", "/health", "/health/live", "/health/ready"})
-"""What answers without a key: a load balancer has none, and the page asks for one."""
+_OPEN_PATHS = frozenset({"/", DOCS, "/health", "/health/live", "/health/ready"})
+"""What answers without a key: a load balancer has none, and the pages ask for one."""
 
 
 class ApiKeys:

@@ -1,4 +1,4 @@
-"""`GET /`: the page that shows the cache at work, and the files that it is made of."""
+"""`GET /`: the page that shows the cache at work; `GET /docs`: the API; and the files that they are made of."""
 
 from collections.abc import Mapping
 from importlib.resources import files
@@ -11,6 +11,7 @@ from reprise.core.errors import NotFound
 router = APIRouter(include_in_schema=False)
 
 PREFIX = "/page/"
+DOCS = "/docs"
 
 _TYPES: Mapping[str, str] = {
     ".html": "text/html; charset=utf-8",
@@ -52,6 +53,12 @@ async def index(request: Request) -> Response:
     if "text/html" in request.headers.get("accept", ""):
         return _file("index.html")
     return PlainTextResponse("Reprise is running")
+
+
+@router.get(DOCS)
+async def docs() -> Response:
+    """The API for people, from `/openapi.json`, without anything from elsewhere."""
+    return _file("docs.html")
 
 
 @router.get(PREFIX + "{name}")
