@@ -37,37 +37,47 @@ if TYPE_CHECKING:
         ShuttingDown,
         TemplateFailed,
     )
-    from reprise.core.prompt import BoundaryKind
+    from reprise.core.kinds import Chunk, Full, Layout, Window
+    from reprise.core.prompt import Boundary, BoundaryKind, Prompt
     from reprise.core.settings import Settings
     from reprise.core.tokens import as_tokens
     from reprise.engine.models.load import LoadedModel, load_model
+    from reprise.engine.states.blueprint import Blueprint, blueprint_of
     from reprise.engine.states.sequence_batch import SequenceBatch, SequenceSource
     from reprise.library.chat import Chat, ChatAnswer, ChatPiece, TokenUsage
     from reprise.library.engine import Engine
     from reprise.memory import Memory
+    from reprise.plan.checkpoints import Plan, make_plan
 
 __version__ = "0.1.0"
 
 __all__ = [
     "BadRequest",
+    "Blueprint",
+    "Boundary",
     "BoundaryKind",
     "CacheStats",
     "Chat",
     "ChatAnswer",
     "ChatBusy",
     "ChatPiece",
+    "Chunk",
     "ContextTooLong",
     "DiskUnusable",
     "EndReason",
     "Engine",
     "EngineFailed",
+    "Full",
+    "Layout",
     "Lease",
     "LoadFailed",
     "LoadedModel",
     "Match",
     "Memory",
     "OutOfMemory",
+    "Plan",
     "PrefixCache",
+    "Prompt",
     "QueueFull",
     "Record",
     "RepriseError",
@@ -82,9 +92,12 @@ __all__ = [
     "TokenUsage",
     "ToolCall",
     "ToolCallDelta",
+    "Window",
     "__version__",
     "as_tokens",
+    "blueprint_of",
     "load_model",
+    "make_plan",
 ]
 
 _HOMES = {
@@ -108,14 +121,17 @@ _HOMES = {
         "ShuttingDown",
         "TemplateFailed",
     ),
-    "reprise.core.prompt": ("BoundaryKind",),
+    "reprise.core.kinds": ("Chunk", "Full", "Layout", "Window"),
+    "reprise.core.prompt": ("Boundary", "BoundaryKind", "Prompt"),
     "reprise.core.settings": ("Settings",),
     "reprise.core.tokens": ("as_tokens",),
     "reprise.engine.models.load": ("LoadedModel", "load_model"),
+    "reprise.engine.states.blueprint": ("Blueprint", "blueprint_of"),
     "reprise.engine.states.sequence_batch": ("SequenceBatch", "SequenceSource"),
     "reprise.library.chat": ("Chat", "ChatAnswer", "ChatPiece", "TokenUsage"),
     "reprise.library.engine": ("Engine",),
     "reprise.memory": ("Memory",),
+    "reprise.plan.checkpoints": ("Plan", "make_plan"),
 }
 
 if not TYPE_CHECKING:

@@ -15,6 +15,7 @@ class Full:
     """Full attention: needs the entries ``[0, p)``."""
 
     def needs(self, position: int) -> tuple[Span, ...]:
+        """The entries that the next token sees, if it stands at `position`."""
         return (Span(0, position),) if position > 0 else ()
 
 
@@ -37,6 +38,7 @@ class Window:
         return self.size - self.keep
 
     def needs(self, position: int) -> tuple[Span, ...]:
+        """The entries that the next token sees, if it stands at `position`."""
         low = max(0, position - self.recent + 1)
         if low <= self.keep:
             return (Span(0, position),) if position > 0 else ()
@@ -54,6 +56,7 @@ class Chunk:
         assert self.size > 0, self
 
     def needs(self, position: int) -> tuple[Span, ...]:
+        """The entries that the next token sees, if it stands at `position`."""
         low = self.size * (position // self.size)
         return (Span(low, position),) if low < position else ()
 

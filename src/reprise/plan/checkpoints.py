@@ -36,6 +36,7 @@ class Plan:
 
     @property
     def positions(self) -> tuple[int, ...]:
+        """Where the checkpoints are, ascending."""
         return tuple(c.position for c in self.checkpoints)
 
     def kind_at(self, position: int) -> BoundaryKind:

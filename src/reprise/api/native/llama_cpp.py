@@ -43,7 +43,7 @@ async def props(context: InContext) -> dict[str, Any]:
         "chat_template_caps": {"supports_tools": has_tools, "supports_tool_calls": has_tools},
         "bos_token": "" if text.bos is None else text.decode([text.bos]),
         "eos_token": text.decode([min(text.eos)]) if text.eos else "",
-        "modalities": {"vision": False, "audio": False},
+        "modalities": {"vision": text.images is not None, "audio": False},
         "build_info": f"reprise {reprise.__version__}",
     }
 

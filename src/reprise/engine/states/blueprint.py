@@ -73,6 +73,7 @@ class Blueprint:
 
     @property
     def leaves(self) -> tuple[Spec, ...]:
+        """The single layer states, with composites flattened."""
         return tuple(_leaves(self.specs))
 
     @property
