@@ -71,6 +71,19 @@ def settling(*, max_tokens: int = 1000, max_waiting: int = 3) -> tuple[Settling,
     return Settling(cast(Backend, queue), max_tokens=max_tokens, max_waiting=max_waiting), queue
 
 
+def test_a_settle_ends_where_the_machine_is_to_be_left_alone() -> None:
+    queue, reasons = Queue(), [None, "It is hot."]
+    settles = Settling(cast(Backend, queue), max_tokens=1000, why_quiet=lambda: reasons[0])
+    settles.begin(prompt(1, 2, 3), request_id="a")
+    queue.compute("a-settle", 0, 1)
+    assert queue.cancelled == []
+    reasons.pop(0)
+    queue.compute("a-settle", 1, 2)
+    assert queue.cancelled == ["a-settle"]
+    settles.begin(prompt(4, 5), request_id="b")
+    assert list(queue.jobs) == ["a-settle"]
+
+
 def test_no_prefix_is_settled_twice() -> None:
     settles, queue = settling()
     settles.begin(prompt(1, 2, 3), request_id="a")

@@ -83,6 +83,7 @@ OPTIONS: dict[str, tuple[list[str], object]] = {
     "max_batch": (["--max-batch", "2"], 2),
     "drafts": (["--drafts", "auto"], "auto"),
     "draft_model": (["--draft-model", "small"], "small"),
+    "background": (["--background", "never"], "never"),
     "prefill_chunk": (["--prefill-chunk", "64"], 64),
     "max_stall_ms": (["--max-stall-ms", "20"], 20),
 }

@@ -23,13 +23,13 @@ GB = 10**9
 
 @dataclass
 class Machine:
-    """Its day, and its battery's charge while that is all it has."""
+    """Its day, and why it is left alone."""
 
     day: str = "2026-11-24"
-    charge: float | None = None
+    quiet: str | None = None
 
     def writes(self, directory: Path, daily: int | None) -> SparedWrites:
-        return SparedWrites(directory, daily, day=lambda: self.day, charge=lambda: self.charge)
+        return SparedWrites(directory, daily, day=lambda: self.day, why_quiet=lambda: self.quiet)
 
 
 def test_no_more_is_written_than_a_day_may_have_and_the_next_day_goes_on(tmp_path: Path) -> None:
@@ -65,14 +65,14 @@ def test_a_restart_does_not_forget_what_was_written_today(tmp_path: Path) -> Non
     assert machine.writes(tmp_path, GB).today_nbytes == 0
 
 
-def test_nothing_is_written_on_battery_below_a_fifth(tmp_path: Path) -> None:
-    machine, clock = Machine(charge=19.0), DirectoryClock()
+def test_nothing_is_written_while_the_machine_is_left_alone(tmp_path: Path) -> None:
+    machine, clock = Machine(quiet="The machine is on battery."), DirectoryClock()
     with opened(tmp_path, clock=clock, writes=machine.writes(tmp_path, None)) as cache:
         assert cache.put(records_for(cache, CHAT)[0]) and cache.flush(PATIENCE_S)
         told = cache.stats()
         assert told.spared is not None and "battery" in told.spared and told.written_nbytes == 0
         clock.now_s += 60
-        machine.charge = 20.0
+        machine.quiet = None
         put_path(cache, CHAT)
         assert cache.stats().spared is None and position(find(cache, CHAT)) == 10
 

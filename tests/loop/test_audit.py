@@ -21,6 +21,7 @@ from reprise.engine.states.payloads import PackedSegment, Snapshot
 from reprise.engine.states.sequence_batch import SequenceBatch
 from reprise.loop.worker import Worker
 from reprise.memory import Account
+from reprise.quiet import MACHINE
 from tests.loop.driving import PATIENCE_S, DrivenEngine
 from tests.loop.restarts import Restarts
 from tests.loop.test_drafts import make_passes_free
@@ -82,6 +83,24 @@ def test_right_answers_are_not_blamed_and_nothing_is_disturbed(engine: DrivenEng
     assert engine.loop.status().held == replace(held, live_nbytes=0)
     assert engine.ask(lambda worker: worker.cache.tree.clock) == clock
     engine.check()
+
+
+def test_what_waits_for_its_audit_goes_on_waiting_on_a_machine_that_is_left_alone(
+    engine: DrivenEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def step(worker: Worker) -> tuple[int, bool]:
+        worker.audit.hurry()
+        worker.step()
+        return worker.audit.totals.num_checked, worker.audit.due_in_s is not None
+
+    # Answers that begin on such a machine are not sampled at all; this one began before.
+    engine.ask(lambda worker: setattr(worker.audit, "step", lambda: None))
+    engine.run(prompt_of(70, 40))
+    monkeypatch.setattr(MACHINE, "reason", "hot")
+    engine.ask(lambda worker: delattr(worker.audit, "step"))
+    assert engine.ask(step) == (0, True)
+    monkeypatch.setattr(MACHINE, "reason", None)
+    audited(engine, 1)
 
 
 def test_a_wrong_state_is_found_and_its_path_dropped(engine: DrivenEngine, caplog: pytest.LogCaptureFixture) -> None:

@@ -44,6 +44,7 @@ from reprise.loop.engine_thread import EngineThread
 from reprise.loop.heartbeat import watchdog
 from reprise.loop.watch import following_machine
 from reprise.memory import SharedMemory
+from reprise.quiet import MACHINE
 
 log = logging.getLogger(__name__)
 
@@ -134,6 +135,7 @@ class ServingEngines:
                 log.info("%s", line)
         read = read_machine if group is None else group.read_machines
         watch = self._watching.enter_context
+        watch(MACHINE.followed(settings.background))
         watch(following_machine(engine, others=self._others, bound=self._bound, read=read))
         watch(watchdog(engine, after_s=settings.stall_after_s, on_death=_end_to_be_restarted))
         if self._shares:

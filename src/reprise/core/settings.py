@@ -38,6 +38,9 @@ KV_GROUP_SIZES = (32, 64, 128)
 DISK_BYTES = Bytes(20 * 10**9)
 DISK_DAILY_WRITES = Bytes(150 * 10**9)
 """Ten years of it are less than what an SSD of a terabyte is made for."""
+AUTO, NEVER, ALWAYS = "auto", "never", "always"
+BACKGROUND_MODES = (AUTO, NEVER, ALWAYS)
+"""When next turns are settled, answers audited, prefixes written to disk, and draft models used."""
 DRAFT_MODES = ("auto", "off", "exact")
 IMAGES = ("auto", "off")
 LOG_FORMATS = ("text", "json")
@@ -464,6 +467,15 @@ class Settings:
             "directory or a Hugging Face repository id.",
         ),
     ] = None
+    background: Annotated[
+        str,
+        _load(
+            "background",
+            TextKind(choices=BACKGROUND_MODES),
+            "When to do what nobody waits for (settling, auditing, disk writes, draft models): auto (not on a low "
+            "battery, in low-power mode or when the machine is hot), never, always.",
+        ),
+    ] = AUTO
     prefill_chunk: Annotated[
         int, _load("prefill-chunk", _COUNT, "Tokens per prefill step while no answer is being decoded.")
     ] = 2048

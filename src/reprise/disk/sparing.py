@@ -1,4 +1,4 @@
-"""Sparing the SSD and the battery: how much is written in a day, and when nothing is."""
+"""Sparing the SSD: how much is written in a day, and when nothing is."""
 
 import contextlib
 import logging
@@ -10,8 +10,6 @@ from pathlib import Path
 from threading import Lock
 from weakref import WeakValueDictionary
 
-import psutil
-
 from reprise.core.sizes import nbytes_text
 from reprise.disk.folders.lease import PRIVATE_FILE
 
@@ -20,17 +18,8 @@ log = logging.getLogger(__name__)
 COUNT = "written-today"
 """The file in the directory with the day and the bytes written on it, so that a restart does not forget them."""
 
-LEAST_CHARGE = 20.0
-"""Percent: nothing is written on battery below this."""
-
 _COUNTED_NBYTES = 64 << 20
 """The file lags behind by less than this."""
-
-
-def charge_on_battery() -> float | None:
-    """The battery's charge in percent while it is all there is; None: plugged in, or there is no battery."""
-    battery = psutil.sensors_battery() if hasattr(psutil, "sensors_battery") else None
-    return None if battery is None or battery.power_plugged is not False else float(battery.percent)
 
 
 def today() -> str:
@@ -50,11 +39,12 @@ class SparedWrites:
         daily_nbytes: int | None,
         *,
         day: Callable[[], str] = today,
-        charge: Callable[[], float | None] = charge_on_battery,
+        why_quiet: Callable[[], str | None] = lambda: None,
     ) -> None:
+        """`why_quiet`: why nothing is done in the background, in a sentence; None: it is."""
         self._file = directory / COUNT
         self.daily_nbytes = daily_nbytes
-        self._day_now, self._charge = day, charge
+        self._day_now, self._why_quiet = day, why_quiet
         self._lock = Lock()
         self._day: str
         self._nbytes: int
@@ -67,10 +57,9 @@ class SparedWrites:
             return self._nbytes if self._day == self._day_now() else 0
 
     def why_not(self, nbytes: int) -> str | None:
-        """Why a record of `nbytes` is not to be written now, in a sentence; None: it may be. Asks the system."""
-        charge = self._charge()
-        if charge is not None and charge < LEAST_CHARGE:
-            return f"Nothing is written to the disk cache on battery below {LEAST_CHARGE:.0f} %."
+        """Why a record of `nbytes` is not to be written now, in a sentence; None: it may be."""
+        if (reason := self._why_quiet()) is not None:
+            return reason
         if self.daily_nbytes is not None and self.today_nbytes + nbytes > self.daily_nbytes:
             most = nbytes_text(self.daily_nbytes)
             return f"{most} were written to the disk cache today, as many as --disk-daily-writes allows."
@@ -112,10 +101,12 @@ _shared: WeakValueDictionary[Path, SparedWrites] = WeakValueDictionary()
 _making = Lock()
 
 
-def spared_writes(directory: Path, daily_nbytes: int | None) -> SparedWrites:
+def spared_writes(
+    directory: Path, daily_nbytes: int | None, *, why_quiet: Callable[[], str | None] = lambda: None
+) -> SparedWrites:
     """The one count that all models of this process with this directory share."""
     with _making:
         writes = _shared.get(directory)
         if writes is None or writes.daily_nbytes != daily_nbytes:
-            writes = _shared[directory] = SparedWrites(directory, daily_nbytes)
+            writes = _shared[directory] = SparedWrites(directory, daily_nbytes, why_quiet=why_quiet)
         return writes

@@ -20,6 +20,7 @@ from reprise.library.chat import Chat
 from reprise.library.replies import Replies
 from reprise.loop import EngineClient
 from reprise.loop.watch import following_machine
+from reprise.quiet import MACHINE
 
 Tool = Callable[..., Any] | Mapping[str, Any]
 """A function, or a tool in OpenAI's form (``{"type": "function", "function": {…}}``)."""
@@ -84,6 +85,7 @@ class Engine:
             stack.callback(self._loop.close, now=True, timeout_s=_CLOSE_S)
             loaded = self._loop.start()
             stack.enter_context(following_machine(self._loop))
+            stack.enter_context(MACHINE.followed(self._settings.background))
             served = served_model(loaded, self._settings)
             self._replies = Replies(ChatService(served=served, backend=self._loop, settings=self._settings))
             stack.callback(self._replies.close)

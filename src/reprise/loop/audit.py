@@ -23,6 +23,7 @@ from reprise.engine.running.cold_run import ColdRun, GivenAnswer, OtherChoice, r
 from reprise.engine.running.runner import Runner
 from reprise.loop.requests import RunningRequest
 from reprise.memory import Account, Memory
+from reprise.quiet import why_quiet
 
 log = logging.getLogger("reprise.audit")
 
@@ -66,6 +67,7 @@ class Audit:
         self._chunk = min(chunk, _CHUNK)
         self._tolerance = _tolerance(runner, kv_bits=settings.kv_bits)
         self._with_text = settings.records_text
+        self._background = settings.background
         self._clock = clock
         self._source = random.Random()
         self._waiting: deque[GivenAnswer] = deque(maxlen=_MOST_WAITING)
@@ -78,7 +80,7 @@ class Audit:
 
     def draw(self) -> bool:
         """Whether to sample an answer that begins now."""
-        return self._rate > 0 and self._source.random() < self._rate
+        return self._rate > 0 and why_quiet(self._background) is None and self._source.random() < self._rate
 
     def add(self, request: RunningRequest) -> None:
         """Queue the answer of a request for audit if it was sampled. A full queue drops the oldest."""
@@ -130,6 +132,10 @@ class Audit:
     def _advance(self) -> AuditFinding | None:
         """Returns the finding once an answer is complete."""
         if self.due_in_s != 0:
+            return None
+        if why_quiet(self._background) is not None:
+            self.give_up()
+            self._next_s = self._clock() + _RETRY_S
             return None
         answer, started_s = self._waiting[0], self._clock()
         finding: AuditFinding | None = None

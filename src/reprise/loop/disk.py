@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 from pathlib import Path
 from threading import Thread
 
@@ -19,6 +20,7 @@ from reprise.disk.store.cache import DiskCache
 from reprise.engine.models.load import LoadedModel
 from reprise.engine.running.records import runtime_id, why_not_persistable
 from reprise.engine.running.runner import footprint_of
+from reprise.quiet import why_quiet
 
 log = logging.getLogger("reprise.loop")
 
@@ -118,7 +120,8 @@ def open_disk(
     writes = None
     if isinstance(directory, Path):
         daily = settings.disk_daily_writes.of(file_system_nbytes(directory))
-        writes = spared_writes(directory, daily if daily > 0 else None)
+        quiet = partial(why_quiet, settings.background)
+        writes = spared_writes(directory, daily if daily > 0 else None, why_quiet=quiet)
     disk = DiskCache(
         directory,
         fingerprint=fingerprint,

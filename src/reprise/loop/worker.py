@@ -45,6 +45,7 @@ from reprise.loop.scheduler_state import scheduler_limits, scheduler_state
 from reprise.loop.sequences import SEGMENT_NBYTES, SequencePool
 from reprise.loop.threads import on_engine_thread
 from reprise.memory import Account, Memory, SharedMemory
+from reprise.quiet import why_quiet
 from reprise.schedule.decide import decide
 from reprise.schedule.state import Group, Slice, Step
 
@@ -86,6 +87,7 @@ class Worker:
         self._clock = clock
         self._gate = gate
         self.runner = Runner(loaded, can_batch=can_batch, shares_from=shares_from)
+        self._background = settings.background
         self._is_loaded = True
         self.num_others, self.is_closed = 0, False
         """See `SchedulerState`."""
@@ -329,8 +331,9 @@ class Worker:
             self._end_prompt(request)
 
     def _draft_model_for(self, request: RunningRequest) -> DraftModel | None:
-        """The draft model, if there is one: it reads text alone."""
-        return self.draft_model if not request.job.prompt.images else None
+        """The draft model, if there is one and it does not rest: it reads text alone."""
+        rests = bool(request.job.prompt.images) or why_quiet(self._background) is not None
+        return None if rests else self.draft_model
 
     def _end_prompt(self, request: RunningRequest) -> None:
         """All is stored that a request without an answer is for: finish it, if its draft model has that, too."""

@@ -135,7 +135,7 @@ function speeds() {
 
 function load(health, told) {
   const rates = speeds(), now = performance.now() / 1000, latest = rates.length && now - rates.at(-1).at < 2 && !health.idle ? rates.at(-1) : { decode: 0, prefill: 0 };
-  const notes = [hasKey() ? "of all keys" : "", told.longest_gap_s ? `longest gap between two tokens ${seconds(told.longest_gap_s)}` : ""];
+  const notes = [hasKey() ? "of all keys" : "", told.longest_gap_s ? `longest gap between two tokens ${seconds(told.longest_gap_s)}` : "", told.quiet ?? ""];
   $("load-note").textContent = notes.filter(Boolean).join("; ");
   const cell = (id, value, name) => h("div", {}, h("b", { id }, value), h("span", {}, name));
   const groups = told.decode_groups.length ? `in groups of ${told.decode_groups.join(", ")}` : "decoding";

@@ -21,6 +21,7 @@ from reprise.api.wire.context import InContext, ModelName, Namespace, OfServer
 from reprise.core.backend import DraftSource
 from reprise.core.inspection import InspectedMemory, OnDisk, TreePart
 from reprise.core.metrics import health_fields
+from reprise.quiet import why_quiet
 
 router = api_router("Server")
 
@@ -85,6 +86,7 @@ async def overview(context: OfServer, namespace: Namespace, model: ModelName = N
             "decode_groups": decode_groups(found),
             "idle_sequences": sum(len(each.idle) for each in found.values()),
             "longest_gap_s": context.events.longest_gap_s,
+            "quiet": why_quiet(context.settings.background),
         },
         "breakers": breaker_bodies(savings),
         "health": health_fields(status),

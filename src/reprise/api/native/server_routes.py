@@ -17,6 +17,7 @@ from reprise.api.wire.body_reading import api_router
 from reprise.api.wire.context import Context, EventNumber, ModelName, Namespace, OfServer
 from reprise.core.backend import Status
 from reprise.core.metrics import health_fields
+from reprise.quiet import why_quiet
 
 router = api_router("Server")
 
@@ -72,8 +73,8 @@ async def health(context: OfServer, model: ModelName = None) -> JsonResponse:
     `bytes_held` is what the cache holds: `bytes_kv` and `bytes_snapshots`; of that `bytes_pinned` stays for `pins`.
     `bytes_live` is what running requests hold beside it. Both together keep within `bytes_budget`. `audit` says how
     many answers were recomputed cold while idle, and how many of these differed. `disk` is null where nothing is kept
-    on disk; of `reused`, `loaded` were read from there. Several models are added up, and each is in `models`.
-    Answers at once, whatever the engine is doing.
+    on disk; of `reused`, `loaded` were read from there. `quiet` says why nothing is done in the background.
+    Several models are added up, and each is in `models`. Answers at once, whatever the engine is doing.
     """
     named, models = context.model_id(model), context.models
     if named is None or models is None:
@@ -82,6 +83,7 @@ async def health(context: OfServer, model: ModelName = None) -> JsonResponse:
         status = context.service.statuses()[models.of(named).engine]
     health = health_of(status, stall_after_s=context.settings.stall_after_s)
     body = {"status": health, "model": named or context.service.served.id, **health_fields(status)}
+    body["quiet"] = why_quiet(context.settings.background)
     if context.models is not None:
         body["models"] = [model_body(each) for each in context.models.all if named in (None, each.id)]
     return JsonResponse(body, status_code=503 if health in _ILL else 200)

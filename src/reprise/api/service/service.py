@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from uuid import uuid4
 
@@ -46,6 +47,7 @@ from reprise.core.outcome import Outcome
 from reprise.core.prompt import BoundaryKind, Prompt
 from reprise.core.settings import Settings
 from reprise.core.tokens import Tokens, as_tokens
+from reprise.quiet import why_quiet
 
 if TYPE_CHECKING:
     from reprise.api.service.models import Models
@@ -104,7 +106,8 @@ class ChatService:
         self.renderers = (
             Renderers(served.text, shared=served.renderer, stored=backend) if renderers is None else renderers
         )
-        self._settling = Settling(backend, max_tokens=settings.max_settle)
+        quiet = partial(why_quiet, settings.background)
+        self._settling = Settling(backend, max_tokens=settings.max_settle, why_quiet=quiet)
         self._agents = Agents()
         self.records = Records(limit=self.limits.max_records) if beside is None else beside.records
         self.recorder: RecordCounts | None = None

@@ -44,11 +44,20 @@ class Settling:
     Each computes at most `max_tokens` tokens and the rest of a prefill chunk. At most `max_waiting` wait, the latest.
     """
 
-    def __init__(self, backend: Backend, *, max_tokens: int, max_waiting: int = _MAX_WAITING) -> None:
+    def __init__(
+        self,
+        backend: Backend,
+        *,
+        max_tokens: int,
+        max_waiting: int = _MAX_WAITING,
+        why_quiet: Callable[[], str | None] = lambda: None,
+    ) -> None:
+        """`why_quiet`: why nothing is done in the background; None: it is."""
         assert max_tokens > 0 and max_waiting > 0, (max_tokens, max_waiting)
         self._backend = backend
         self._max_tokens = max_tokens
         self._max_waiting = max_waiting
+        self._why_quiet = why_quiet
         self._lock = Lock()
         self._settles: list[_Settle] = []
         self._num_forgotten = Counter[str]()
@@ -72,6 +81,8 @@ class Settling:
         `calls_tool`: whether that answer ends with a tool call. `as_of`: `num_forgotten` of the namespace when the
         answer ended. If it has changed, nothing is queued.
         """
+        if self._why_quiet() is not None:
+            return
         job = Job(
             id=request_id,
             prompt=prompt,
@@ -133,7 +144,8 @@ class Settling:
                         settle.started_at = settle.position = num_reused
                     case Progress(position=position):
                         settle.position = position
-                        if settle.computed >= self._max_tokens and not settle.is_dropped:
+                        is_enough = settle.computed >= self._max_tokens or self._why_quiet() is not None
+                        if is_enough and not settle.is_dropped:
                             self._drop([settle])
                     case Finished(reason=reason) if not settle.is_dropped:
                         self._settles.remove(settle)
