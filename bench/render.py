@@ -97,7 +97,7 @@ def measure(model: TextModel, messages: Sequence[Message], *, has_tools: bool, r
     request = ChatRequest(
         messages=(*messages, {"role": "user", "content": "Go on."}), tools=(TOOL,) if has_tools else ()
     )
-    renderer.render(request)
+    rendered = renderer.render(request)
     rendering, settling = Work(), Work()
     for number in range(repeats):
         asked: Message = {"role": "user", "content": prose(10_000 + number, 30)}

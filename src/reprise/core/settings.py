@@ -183,7 +183,7 @@ class Settings:
         _server("max-body", NBYTES, "Largest request body, such as 32MiB. Derived from the context if not set."),
     ] = None
     max_images: Annotated[int, _server("max-images", _COUNT, "Most images in one chat.")] = 100
-    max_image_bytes: Annotated[int, _server("max-image-bytes", NbytesKind(), "Largest image file, such as 20MB.")] = (
+    max_image_bytes: Annotated[int, _server("max-image-bytes", NBYTES, "Largest image file, such as 20MB.")] = (
         20_000_000
     )
     max_image_pixels: Annotated[
@@ -193,7 +193,7 @@ class Settings:
         tuple[str, ...],
         _server(
             "allow-image-urls",
-            HostNamesKind(),
+            HOST_NAMES,
             "Fetch images whose URL names this host, if its address is public. Without it, images come as data alone. "
             "Repeat the option to allow several.",
         ),
@@ -293,7 +293,7 @@ class Settings:
         str,
         _answers(
             "images",
-            TextKind(choices=IMAGES),
+            one_of(*IMAGES),
             "auto: load a model that can see so that it does, if the extra `vision` is installed. off: for text alone.",
         ),
     ] = "auto"
@@ -471,7 +471,7 @@ class Settings:
         str,
         _load(
             "background",
-            TextKind(choices=BACKGROUND_MODES),
+            one_of(*BACKGROUND_MODES),
             "When to do what nobody waits for (settling, auditing, disk writes, draft models): auto (not on a low "
             "battery, in low-power mode or when the machine is hot), never, always.",
         ),
