@@ -189,7 +189,7 @@ def test_requests_that_have_not_arrived_are_answered_at_once() -> None:
     ],
 )
 def test_a_stream_that_the_grace_cuts_ends_with_an_error(path: str, body: dict[str, object], last: str) -> None:
-    with running_server(settings=Settings(model=MODEL, grace_s=0.6)) as server:
+    with running_server(settings=Settings(model=MODEL, grace_s=1.5)) as server:
         server.backend.may_decode.clear()
         asked = {"stream": True, "model": MODEL} | ({} if "input" in body else {"messages": HI}) | body
         with httpx.stream("POST", server.url + path, json=asked, timeout=60) as response:
@@ -291,6 +291,7 @@ main()
 
 @pytest.mark.parametrize("module", ["typer", "reprise.cli.engines"])
 def test_ctrl_c_during_the_imports_ends_with_one_line(module: str) -> None:
-    command = [sys.executable, "-c", INTERRUPTED, module, "serve", str(tiny_model("llama")), "--port", "0"]
+    # Without the line that says where it starts.
+    command = [sys.executable, "-c", INTERRUPTED, module, "serve", str(tiny_model("llama")), "--port", "0", "--quiet"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (130, "reprise: interrupted.\n")

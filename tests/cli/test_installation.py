@@ -22,7 +22,7 @@ print(json.dumps({words: [each.exit_code, each.stdout, each.stderr] for words, e
 
 
 def test_every_command_without_mlx_is_a_sentence_that_names_the_line() -> None:
-    commands = ["serve . --port 0", "chat .", "pull a/b", "models", "rm a/b", "inspect .", "demo", "bench"]
+    commands = ["serve . --port 0 --quiet", "chat .", "pull a/b", "models", "rm a/b", "inspect .", "demo", "bench"]
     words = [sys.executable, "-c", WITHOUT_MLX, json.dumps([*commands, "doctor a/b --port 0", "config"])]
     ran = subprocess.run(words, capture_output=True, text=True, timeout=60, check=True)
     told = json.loads(ran.stdout.splitlines()[-1])
