@@ -36,8 +36,8 @@ def following_machine(
     """Reduce the engine's budget while other programs need memory, and raise it again afterwards.
 
     `others`: engines of other models, which share its budget. `bound`: limit for the process's memory, as measured by
-    `measure`; None: no limit. `trim` returns freed memory to the system: when the engine has become idle, and after
-    free buffers were returned for want of memory.
+    `measure`; None: no limit. `trim` returns freed memory to the system: when the engine has become idle or, while it
+    is, has freed some, and after free buffers were returned for want of memory.
     """
     follower = _Follower(engine, others, bound=bound, read=read, measure=measure, trim=trim)
 
@@ -71,7 +71,7 @@ class _Follower:
         self._read = read
         self._measure = measure
         self._trim = trim
-        self._num_idle = self._num_requests = 0
+        self._num_idle = self._num_requests = self._held = 0
         self._has_returned = False
         most = engine.status().held.budget_nbytes
         self._by_machine = Budget(nbytes=most, least=most // _LEAST_SHARE, most=most)
@@ -85,8 +85,7 @@ class _Follower:
         # A model may have been added since.
         statuses, now_s = [engine.status() for engine in (self._engine, *self._others)], time.monotonic()
         self._return_freed(statuses)
-        each = [status.held for status in statuses]
-        layers = sum(held.kv_nbytes + held.snapshot_nbytes + held.live_nbytes + held.logits_nbytes for held in each)
+        layers = sum(_layers_nbytes(status) for status in statuses)
         before = self._by_machine, self._by_bound
         reading = self._read()
         self._by_machine = self._by_machine.after(reading, now_s=now_s, held=layers)
@@ -106,8 +105,11 @@ class _Follower:
     def _return_freed(self, statuses: Sequence[Status]) -> None:
         """Return what the C library has kept of freed buffers, here and not on the engine's thread."""
         num_requests = sum(status.counts.num_requests for status in statuses)
+        held = sum(_layers_nbytes(status) + status.weights_nbytes for status in statuses)
         is_idle = num_requests == self._num_requests and all(status.is_idle for status in statuses)
-        self._num_idle, self._num_requests = self._num_idle + 1 if is_idle else 0, num_requests
+        # What is freed meanwhile (a clear, a pin's end, weights) is waited for and returned, too.
+        is_calm = is_idle and held >= self._held
+        self._num_idle, self._num_requests, self._held = self._num_idle + 1 if is_calm else 0, num_requests, held
         if self._num_idle == _IDLE_LOOKS or self._has_returned:
             self._has_returned = False
             self._trim()
@@ -126,3 +128,9 @@ class _Follower:
                 "this process holds %.2f GB, close to --memory: the cache shrinks, and grows again when memory is free",
                 process / 10**9,
             )
+
+
+def _layers_nbytes(status: Status) -> int:
+    """Bytes of layer states."""
+    held = status.held
+    return held.kv_nbytes + held.snapshot_nbytes + held.live_nbytes + held.logits_nbytes
