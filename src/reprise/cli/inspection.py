@@ -10,12 +10,15 @@ from reprise.chat.rendering.render import Renderer
 from reprise.chat.request import ChatRequest, Message
 from reprise.chat.templates.template_behavior import TemplateBehavior, find_behavior
 from reprise.chat.text_model import TextModel
+from reprise.core.clock import monotonic
 from reprise.core.errors import BadRequest
 from reprise.core.kinds import Chunk, Footprint, Full, KvKind, Layout, Window
 from reprise.engine.models.load import LoadedModel
+from reprise.engine.models.vision import blank_image
 from reprise.engine.running.batching import reason_to_run_alone
 from reprise.engine.running.runner import Runner
 from reprise.engine.states.blueprint import KvSpec, PartsSpec, Spec, StateSpec
+from reprise.engine.states.seeing import Positions
 from reprise.plan.checkpoints import interval_tokens, make_plan
 
 CHAT_TOKENS = (8 * 1024, 32 * 1024, 128 * 1024)
@@ -69,6 +72,20 @@ class ToolCalls:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Images:
+    """How a model sees. `tokens`, `nbytes` and `tower_s` are of an image of 1024 x 1024 pixels: how many it takes, what
+    is kept of it beside its entries, and how long the tower took here."""
+
+    source: str
+    positions: str
+    sees_itself_in: tuple[str, ...]
+    """The kinds of layers in which an image attends to itself both ways."""
+    tokens: int
+    nbytes: int
+    tower_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TemplateReport:
     """Everything that `reprise inspect` says. Sizes in bytes; `interval` in tokens, None where none is needed.
 
@@ -92,6 +109,8 @@ class TemplateReport:
     interval: int | None
     cache_bytes: int
     chats: tuple[Chats, ...]
+    images: Images | None = None
+    """None: it takes text alone."""
 
 
 def inspect_model(loaded: LoadedModel, *, budget: int) -> TemplateReport:
@@ -125,7 +144,37 @@ def inspect_model(loaded: LoadedModel, *, budget: int) -> TemplateReport:
         interval=None if layout.resumes_anywhere else interval,
         cache_bytes=budget,
         chats=tuple(idle_chats(tokens, footprint, budget) for tokens in CHAT_TOKENS),
+        images=images_of(loaded),
     )
+
+
+def images_of(loaded: LoadedModel) -> Images | None:
+    """How a model sees, found out with a picture; None if it takes text alone."""
+    vision, layout = loaded.vision, loaded.blueprint.layout
+    if vision is None:
+        return None
+    picture = blank_image(_PIXELS, _PIXELS)
+    expansion, runner = vision.reader.expand(picture), Runner(loaded, can_batch=False)
+    # Once before: the first run also compiles.
+    runner.encode(picture)
+    started_s = monotonic()
+    features = runner.encode(picture)
+    return Images(
+        source=vision.sight.source,
+        positions=_POSITIONS[vision.sight.positions],
+        sees_itself_in=tuple(describe_kind(kind) for kind in layout.kinds if type(kind) in vision.sight.both_ways),
+        tokens=len(expansion.tokens),
+        nbytes=features.nbytes,
+        tower_s=monotonic() - started_s,
+    )
+
+
+_PIXELS = 1024
+_POSITIONS = {
+    Positions.OWN: "counted by its layers",
+    Positions.INDEX: "told to it",
+    Positions.GRID: "told to it, by rows and columns in images",
+}
 
 
 def tool_calls_of(text_model: TextModel) -> ToolCalls:

@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from reprise.chat.templates.template_behavior import Dates, Place, TemplateBehavior, Thoughts
-from reprise.cli.inspection import TemplateReport, ToolCalls
+from reprise.cli.inspection import Images, TemplateReport, ToolCalls
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
@@ -41,6 +41,16 @@ def _model(inspection: TemplateReport) -> Iterator[tuple[str, str]]:
     yield "layers", ", ".join(f"{layers.num} × {layers.kind}" for layers in inspection.layers)
     yield "resumes at", inspection.resumes
     yield "batches", "together" if inspection.alone is None else f"alone: {inspection.alone}"
+    yield "images", "none: text alone" if inspection.images is None else _images(inspection.images)
+
+
+def _images(images: Images) -> str:
+    ways = " and ".join(images.sees_itself_in)
+    return (
+        f"by {images.source}; positions {images.positions}; an image sees "
+        f"{'itself both ways in ' + ways if ways else 'what is before it'}; 1024 x 1024 pixels are {images.tokens:,} "
+        f"tokens, {size(images.nbytes)} of features and {images.tower_s:.2g} s of the tower here"
+    )
 
 
 def _memory(inspection: TemplateReport) -> Iterator[tuple[str, str]]:

@@ -41,7 +41,7 @@ from reprise.engine.models.model_files import (
     quantisation_method,
     read_config,
 )
-from reprise.engine.models.vision import digest_of_processor, has_source, is_to_see
+from reprise.engine.models.vision import digest_of_processor, has_source, is_of_source, why_blind
 from reprise.engine.states.blueprint import Blueprint, KvSpec, OpaqueSpec, blueprint_of
 from reprise.engine.states.seeing import Vision
 from reprise.engine.states.sequence_batch import SequenceBatch
@@ -117,13 +117,15 @@ def load_model(
     model sees where it can.
     """
     directory = model_directory(source, downloads=downloads)
-    config = read_config(directory, source)
-    check_origin(config, source)
+    config = check_config(read_config(directory, source), source)
     summary = check_weights(directory, source)
     chosen = _tokenizer_config(chat_template, trusts_remote_code=trusts_remote_code)
     read: _Read | None = None
-    if is_to_see(config, summary, source, images=images, is_whole=shard is None):
+    blind = why_blind(config, has_tower=summary.has_tower, images=images, is_whole=shard is None)
+    if blind is None:
         read = _read_seeing(directory, source, chosen, trusts_remote_code=trusts_remote_code)
+    elif blind != "":
+        log.info("%s takes text alone: %s", source, blind)
     if read is None:
         read = _read_text(directory, source, chosen, shard=shard)
     model, tokenizer, config = read.model, read.tokenizer, read.config
@@ -165,7 +167,7 @@ class _Read:
 def _read_text(
     directory: Path, source: str, chosen: dict[str, Any], *, shard: Callable[[nn.Module], None] | None
 ) -> _Read:
-    config = check_config(read_config(directory, source), source)
+    config = read_config(directory, source)
     try:
         model, tokenizer, config = mlx_lm_utils.load(
             str(directory), tokenizer_config=chosen, return_config=True, lazy=shard is not None
@@ -293,27 +295,23 @@ def is_local(source: str) -> bool:
     return True
 
 
-def check_origin(config: Mapping[str, Any], source: str) -> None:
-    """Raise LoadFailed for a configuration of something that no source can load."""
+def check_config(config: dict[str, Any], source: str) -> dict[str, Any]:
+    """Return the configuration if there is code for the model and its weights can be read. Raises LoadFailed."""
     if config.get("model_file") is not None:
         raise LoadFailed(f"{source} needs its own Python code, which Reprise does not run. Use another version.")
     if not isinstance(config.get("model_type"), str):
         raise LoadFailed(f"{source}: its config.json has no model_type, so it is not a language model for mlx-lm.")
-    check_quantisation(config, source)
-
-
-def check_config(config: dict[str, Any], source: str) -> dict[str, Any]:
-    """Return the configuration if mlx-lm can build the model and read its weights. Raises LoadFailed."""
-    check_origin(config, source)
     try:
         mlx_lm_utils._get_classes(config)  # pyright: ignore[reportPrivateUsage] -- the only way to find out
     except ValueError as error:
-        sees = config.get("vision_config") is not None and not has_source()
-        hint = f" If it sees images, it may run with an extra: {mend_line('vision')}" if sees else ""
-        raise LoadFailed(
-            f"{source} is a model of type {config['model_type']!r}, which mlx-lm {version('mlx-lm')} does not support. "
-            f"Choose another model, or install a newer version of Reprise.{hint}"
-        ) from error
+        if not is_of_source(config):
+            may_see = config.get("vision_config") is not None and not has_source()
+            hint = f" If it sees images, an extra may have it: {mend_line('vision')}" if may_see else ""
+            raise LoadFailed(
+                f"{source} is a model of type {config['model_type']!r}, which mlx-lm {version('mlx-lm')} does not "
+                f"support. Choose another model, or install a newer version of Reprise.{hint}"
+            ) from error
+    check_quantisation(config, source)
     return config
 
 

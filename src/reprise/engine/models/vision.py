@@ -6,16 +6,15 @@ The source is mlx-vlm (`vlm_source.py`), an extra. A model that is not loaded fr
 from __future__ import annotations
 
 import hashlib
-import logging
+import struct
+import zlib
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from reprise.core.images import Image, digest_of
 from reprise.core.installation import mend_line
-from reprise.engine.models.model_files import WeightsSummary
-
-log = logging.getLogger(__name__)
 
 _TEXT_ALONE: Mapping[str, str] = {
     "gemma3n": "mlx-vlm's layers for it read entries past the cache's interface",
@@ -26,37 +25,45 @@ _TEXT_ALONE: Mapping[str, str] = {
 _PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
 
 
-def could_see(config: Mapping[str, Any], summary: WeightsSummary) -> bool:
-    """Whether a folder has a tower: in its configuration and among its weights."""
-    return isinstance(config.get("vision_config"), dict) and bool(config["vision_config"]) and summary.has_tower
-
-
 def has_source() -> bool:
     """Whether the extra is installed."""
     return find_spec("mlx_vlm") is not None
 
 
-def is_to_see(config: Mapping[str, Any], summary: WeightsSummary, source: str, *, images: str, is_whole: bool) -> bool:
-    """Whether to load a model so that it sees. Where it could and will not, the log says why.
-
-    `is_whole`: it is not one rank's part of a model.
-    """
-    if images == "off" or not could_see(config, summary):
+def is_of_source(config: Mapping[str, Any]) -> bool:
+    """Whether a configuration is one of a model that the source has."""
+    if not isinstance(config.get("vision_config"), dict) or not has_source():
         return False
-    reason = _TEXT_ALONE.get(str(config.get("model_type")))
-    if not is_whole:
-        log.info("%s runs on several ranks, so it takes text alone", source)
-    elif reason is not None:
-        log.info("%s takes text alone: %s", source, reason)
-    elif not has_source():
-        log.info("%s could see images, with an extra: %s", source, mend_line("vision"))
-    else:
-        from reprise.engine.models.vlm_source import SOURCE, supports  # noqa: PLC0415 (an extra, and takes seconds)
+    from reprise.engine.models.vlm_source import supports  # noqa: PLC0415 (an extra, and takes seconds)
 
-        if supports(config):
-            return True
-        log.info("%s takes text alone: %s does not have its type", source, SOURCE)
-    return False
+    return supports(config)
+
+
+def why_blind(config: Mapping[str, Any], *, has_tower: bool, images: str = "auto", is_whole: bool = True) -> str | None:
+    """Why a model is loaded for text alone, as the end of a sentence; empty: it could not see; None: it will see.
+
+    `has_tower`: whether there are such weights. `is_whole`: it is not one rank's part of a model.
+    """
+    if images == "off" or not has_tower or not isinstance(config.get("vision_config"), dict):
+        return ""
+    if not is_whole:
+        return "it runs on several ranks"
+    if (reason := _TEXT_ALONE.get(str(config.get("model_type")))) is not None:
+        return reason
+    if not has_source():
+        return f"it could see images, with an extra: {mend_line('vision')}"
+    return None if is_of_source(config) else "mlx-vlm does not have its type"
+
+
+def blank_image(width: int, height: int) -> Image:
+    """An image of one colour, as a PNG file."""
+    line = b"\0" + bytes(3 * width)
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(line * height)), (b"IEND", b""))
+    content = b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data)) for kind, data in chunks
+    )
+    return Image(content=content, digest=digest_of(content), width=width, height=height)
 
 
 def digest_of_processor(directory: Path) -> str:

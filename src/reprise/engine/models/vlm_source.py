@@ -7,6 +7,7 @@ one stands for its rows, and how it counts positions. A model that does not fit 
 
 from __future__ import annotations
 
+import copy
 import io
 import logging
 from collections.abc import Generator, Mapping, Sequence
@@ -165,6 +166,20 @@ class VlmReader:
             # A processor may raise anything for a shape that it does not take.
             size = f"{picture.width} x {picture.height}"
             raise BadRequest(f"The model takes no image of {size} pixels: {first_line(error)}") from error
+
+
+def unfilled(config: Mapping[str, Any]) -> VlmModel:
+    """A model of mlx-vlm whose weights nobody has read, to look at its layers."""
+    raw = copy.deepcopy(dict(config))
+    module, _ = vlm_utils.get_model_and_args(raw)
+    # As mlx-vlm does it: parsing also completes the dictionary.
+    raw.setdefault("text_config", raw.pop("llm_config", {}))
+    parts = ["text", "vision", "perceiver", "projector", "audio"]
+    parsed = vlm_utils.update_module_configs(module.ModelConfig.from_dict(raw), module, raw, parts)
+    whole = module.Model(parsed)
+    is_told = hasattr(whole.language_model, "get_rope_index")
+    positions = Positions.INDEX if is_told else Positions.OWN
+    return VlmModel(whole, Sight(source=SOURCE, positions=positions, both_ways=_both_ways(config)), placeholder=0)
 
 
 def load_seeing(directory: Path, source: str, *, trusts_remote_code: bool) -> tuple[nn.Module, Any]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
+from mlx import nn
 from mlx.utils import tree_flatten, tree_unflatten
 from mlx_lm.utils import (
     _get_classes,  # pyright: ignore[reportPrivateUsage] -- the only way to a model without weights
@@ -16,6 +18,7 @@ from reprise.core.errors import LoadFailed, first_line
 from reprise.core.kinds import Footprint
 from reprise.engine.models.load import check_config, context_of
 from reprise.engine.models.model_files import check_weights, quantisation, read_config
+from reprise.engine.models.vision import why_blind
 from reprise.engine.running.runner import footprint_of
 from reprise.engine.states.blueprint import Blueprint, blueprint_of
 
@@ -53,8 +56,7 @@ def outline_of(directory: Path, source: str, *, kv_bits: int | None = None) -> M
     floats = [dtype for dtype in weights.dtypes if dtype in _FLOATS]
     dtype = _FLOATS[max(floats, key=lambda each: weights.dtypes[each])] if floats else mx.float16
     try:
-        model_class, arguments = _get_classes(config)
-        model = model_class(arguments.from_dict(config))
+        model = _unfilled(config, sees=why_blind(config, has_tower=weights.has_tower) is None)
         # Broadcast arrays: the right shapes without memory.
         hollow = [(name, _hollow(array, dtype)) for name, array in tree_flatten(model.parameters())]
         model.update(tree_unflatten(hollow))
@@ -71,6 +73,16 @@ def outline_of(directory: Path, source: str, *, kv_bits: int | None = None) -> M
         blueprint=blueprint,
         footprint=footprint,
     )
+
+
+def _unfilled(config: dict[str, Any], *, sees: bool) -> nn.Module:
+    """The model with weights that nobody has read."""
+    if sees:
+        from reprise.engine.models.vlm_source import unfilled  # noqa: PLC0415 (an extra)
+
+        return unfilled(config)
+    model_class, arguments = _get_classes(config)
+    return model_class(arguments.from_dict(config))
 
 
 def _hollow(array: mx.array, dtype: mx.Dtype) -> mx.array:

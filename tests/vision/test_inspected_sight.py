@@ -1,0 +1,69 @@
+"""What `reprise inspect`, `models` and `pull` say of models that see."""
+
+import io
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from reprise.cli.inspection import inspect_model
+from reprise.core.errors import LoadFailed
+from reprise.engine.models import vision
+from reprise.engine.models.load import check_config, load_model
+from reprise.engine.running.outline import outline_of
+from reprise.engine.running.runner import footprint_of
+from tests.vision.chats import seeing
+from tests.vision.families import FAMILIES, FURTHER
+from tests.vision.tiny import seeing_model
+
+pytest.importorskip("mlx_vlm", reason="the extra `vision` is not installed")
+
+ALL = (*FAMILIES, *(pytest.param(name, marks=pytest.mark.matrix) for name in FURTHER))
+
+
+@pytest.mark.parametrize("family", ALL)
+def test_the_layers_are_known_without_loading(family: str) -> None:
+    loaded = seeing(family)
+    outline = outline_of(seeing_model(family), family)
+    assert outline.blueprint.layout == loaded.blueprint.layout
+    assert outline.footprint == footprint_of(loaded.model, loaded.blueprint)
+
+
+@pytest.mark.parametrize(
+    ("family", "tokens", "ways"),
+    [("qwen3_5", 1024, ()), ("gemma3", 18, ("window of 24", "full attention")), ("gemma4", 62, ("window of 24",))],
+)
+def test_inspect_says_how_a_model_sees(family: str, tokens: int, ways: tuple[str, ...]) -> None:
+    images = inspect_model(seeing(family), budget=1 << 30).images
+    assert images is not None
+    assert images.source.startswith("mlx-vlm ")
+    assert images.sees_itself_in == ways
+    assert ("rows and columns" in images.positions) == (family == "qwen3_5")
+    if family != "gemma4":
+        assert images.tokens == tokens
+    assert images.nbytes > 0
+
+
+def test_inspect_says_that_a_model_takes_text_alone() -> None:
+    assert inspect_model(load_model(str(seeing_model("qwen3_5")), images="off"), budget=1 << 30).images is None
+
+
+def test_a_family_that_only_the_extra_has_is_refused_without_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(seeing_model("internvl_chat"), tmp_path / "model"))
+    config = json.loads((folder / "config.json").read_text())
+    assert check_config(config, "it") is config
+    monkeypatch.setattr(vision, "has_source", lambda: False)
+    with pytest.raises(LoadFailed, match="which mlx-lm"):
+        load_model(str(folder))
+
+
+def test_an_image_of_one_colour_is_a_picture() -> None:
+    from PIL import Image as Pictures  # noqa: PLC0415 (an extra)
+
+    blank = vision.blank_image(30, 20)
+    with Pictures.open(io.BytesIO(blank.content)) as opened:
+        assert opened.size == (30, 20)
+        assert opened.getextrema() == ((0, 0),) * 3
