@@ -8,7 +8,6 @@ one stands for its rows, and how it counts positions. A model that does not fit 
 from __future__ import annotations
 
 import copy
-import io
 import logging
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
@@ -24,10 +23,10 @@ from mlx import nn
 from mlx_vlm import utils as vlm_utils
 from mlx_vlm.models.cache import make_prompt_cache
 from PIL import Image as Pictures
-from PIL import ImageOps
 
 from reprise.chat.text_model import TextModel
 from reprise.core.errors import BadRequest, LoadFailed, first_line
+from reprise.core.image_files import pixels_of
 from reprise.core.images import Image, ImageExpansion, PromptImage, grid_positions
 from reprise.core.kinds import Full, KvKind, Window
 from reprise.core.tokens import Span, Tokens, as_tokens
@@ -157,7 +156,7 @@ class VlmReader:
         return self if self._marker in _written_for_image(text) else None
 
     def _read(self, image: Image) -> tuple[ImageExpansion, PreparedImage]:
-        picture = _decoded(image)
+        picture = pixels_of(image)
         try:
             with self._running:
                 inputs = _processed(self._processor, self._marker, picture)
@@ -233,20 +232,6 @@ def _both_ways(config: Mapping[str, Any]) -> frozenset[type[KvKind]]:
 
 
 # What the processor makes of an image.
-
-
-def _decoded(image: Image) -> Pictures.Image:
-    try:
-        with Pictures.open(io.BytesIO(image.content)) as opened:
-            return _upright(opened)
-    except (OSError, ValueError, SyntaxError, EOFError, Pictures.DecompressionBombError) as error:
-        raise BadRequest(f"An image cannot be decoded: {first_line(error)}") from error
-
-
-def _upright(picture: Pictures.Image) -> Pictures.Image:
-    """The picture as a viewer shows it, without transparency."""
-    turned = ImageOps.exif_transpose(picture)
-    return turned.convert("RGB")
 
 
 def _processed(processor: Any, text: str, picture: Pictures.Image) -> dict[str, Any]:
