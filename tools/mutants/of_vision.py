@@ -2,8 +2,8 @@
 
 from tools.mutants.mutant import Mutant
 
-_WARM = ("tests/vision/test_warm_is_cold.py",)
-_LOOP = ("tests/vision/test_seen_by_the_loop.py",)
+_WARM = ("tests/vision/test_warm_is_cold.py", "-k", "[qwen3_5] or [gemma3]")
+_LOOP = ("tests/vision/test_seen_by_the_loop.py", "-k")
 _CONTRACT = ("tests/vision/test_vlm_contract.py",)
 _LOADING = ("tests/vision/test_loading_sight.py",)
 _BLOCKS = ("tests/engine/test_blocks.py",)
@@ -35,21 +35,21 @@ VISION_MUTANTS = (
         "images do not shift what is behind them",
         "images if has_grids else ()",
         "()",
-        (*_WARM, "-k", "qwen"),
+        _WARM,
     ),
     _mutant(
         "SequenceBatch.join",
         "the images of rows that join stay behind",
         "self.images = [images for rows in (self, *others) for images in rows.images]",
         "self.images = [self.images[0] for rows in (self, *others) for _ in rows.images]",
-        (*_LOOP, "-k", "decode_together"),
+        (*_LOOP, "decode_together and [qwen3_5]"),
     ),
     _mutant(
         "path_tokens",
         "one id for all images",
         "shake_128(digest)",
         "shake_128(b'')",
-        (*_WARM, "-k", "seven_walks"),
+        _WARM,
     ),
     _mutant(
         "SequenceBatch._forward_seeing",
@@ -77,14 +77,14 @@ VISION_MUTANTS = (
         "an image cut by a chunk begins anew",
         "features.rows[first:last]",
         "features.rows[: last - first]",
-        (*_WARM, "-k", "chunks"),
+        _WARM,
     ),
     _mutant(
         "FeatureCache.find",
         "features of another image",
         "features = self._kept.get(image.digest)",
         "features = next(iter(self._kept.values()), None)",
-        (*_LOOP, "-k", "other_images or encodes_each_once"),
+        (*_LOOP, "[qwen3_5] and (other_images or encodes_each_once)"),
     ),
     _mutant(
         "FeatureCache.release_one",
@@ -105,21 +105,21 @@ VISION_MUTANTS = (
         "all images of a slice are encoded at once",
         "has_encoded = True",
         "has_encoded = False",
-        (*_LOOP, "-k", "a_step"),
+        (*_LOOP, "a_step"),
     ),
     _mutant(
         "RequestTable.finish",
         "a request that has ended holds its images",
         "self._sequences.runner.features.let_go(request.id)",
         "pass",
-        (*_LOOP, "-k", "holds_no_image"),
+        (*_LOOP, "holds_no_image"),
     ),
     _mutant(
         "StateLayer.update_window",
         "a convolution remembers its first inputs",
         "source[:, source.shape[1] - width :]",
         "source[:, :width]",
-        (*_WARM, "-k", "qwen3_5"),
+        _WARM,
     ),
     _mutant(
         "_facts",
