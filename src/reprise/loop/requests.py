@@ -346,6 +346,8 @@ class RunningRequest:
         reused = admission.num_reused if admission is not None else 0
         loaded = admission.num_loaded if admission is not None else self.reading.num_loaded
         admitted_s = admission.at_s if admission is not None else now_s
+        # A request that ended early may have encoded an image that it did not come to compute.
+        num_images = max(stats.num_images_encoded, sum(s.stop <= computed for s in self.job.prompt.spans))
         return Outcome(
             num_prompt=prompt,
             num_matched=stats.matched,
@@ -356,6 +358,9 @@ class RunningRequest:
             num_loaded=loaded,
             num_awaited=max(0, reused - stats.first_resume_at - loaded),
             num_generated=len(self.generated),
+            num_images_encoded=stats.num_images_encoded,
+            num_images_reused=num_images - stats.num_images_encoded,
+            tower_s=stats.tower_s,
             drafted=self.drafts.drafted if self.drafts is not None else {},
             draft_saved_s=self.drafts.saved_s if self.drafts is not None else 0.0,
             num_stored=stats.num_stored,

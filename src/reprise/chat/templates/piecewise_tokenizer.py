@@ -16,6 +16,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import groupby
 from weakref import WeakKeyDictionary
 
 from reprise.chat.images import SeenImage, SeenImages
@@ -230,14 +231,10 @@ class TokenizedText:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spelled:
-    """How far a run of tokens was read: the hash of the texts of its whole pieces, and the tokens behind those.
-
-    `has_image`: there is an image in it. Its text is not known from its ids, so nothing behind it is learned.
-    """
+    """How far a run of tokens was read: the hash of its whole groups, and the tokens behind those."""
 
     chain: int = 0
     tail: tuple[int, ...] = ()
-    has_image: bool = False
 
 
 class PieceTokenizer:
@@ -351,10 +348,8 @@ class PieceTokenizer:
 
         `spelled`: where the tokens before these end. The last piece may not be whole: `recall_end` is for that.
         """
-        if spelled.has_image or any(token < 0 for token in tokens):
-            return Spelled(has_image=True)
         first, *others = self._groups(tokens) if len(tokens) > 0 else [[]]
-        if spelled.tail and not (first and self._seams.is_seam_token(first[0])):
+        if spelled.tail and not (first and self._is_cut_between(spelled.tail[-1], first[0])):
             first = [*spelled.tail, *first]
         elif spelled.tail:
             others, first = [first, *others], list(spelled.tail)
@@ -366,12 +361,18 @@ class PieceTokenizer:
         self._recall(spelled.chain, [list(spelled.tail)] if spelled.tail else [])
 
     def _recall(self, chain: int, groups: Sequence[list[int]]) -> int:
-        texts = [self._decode(group) for group in groups]
-        is_told_apart = "".join(texts) == self._decode([token for group in groups for token in group])
-        for group, text in zip(groups, texts, strict=True):
-            if is_told_apart and self._is_faithful and self._encode(text) != group:
-                self._remember(chain, text, group)
-            chain = _after(chain, text)
+        for is_image, stretch in groupby(groups, key=_is_image):
+            if is_image:
+                for group in stretch:
+                    chain = _after_image(chain, group)
+                continue
+            spelled = list(stretch)
+            texts = [self._decode(group) for group in spelled]
+            is_told_apart = "".join(texts) == self._decode([token for group in spelled for token in group])
+            for group, text in zip(spelled, texts, strict=True):
+                if is_told_apart and self._is_faithful and self._encode(text) != group:
+                    self._remember(chain, text, group)
+                chain = _after(chain, text)
         return chain
 
     def _pieces(self, text: str, begun: TextPiece | None = None) -> Iterator[TextPiece]:
@@ -382,7 +383,7 @@ class PieceTokenizer:
             image = self._image_of(part)
             tokens = self._tokens(chain, part) if image is None else self._tokens_of_image(image, part)
             yield TextPiece(text=part, tokens=tokens, chain=chain, char_at=char_at, token_at=token_at, image=image)
-            chain = _after(chain, part)
+            chain = _after(chain, part) if image is None else self._after_piece(chain, image, part)
             char_at += len(part)
             token_at += len(tokens)
 
@@ -399,6 +400,17 @@ class PieceTokenizer:
         """The image that a piece begins with."""
         found = None if self._images is None else self._images.pattern.match(part)
         return None if self._images is None or found is None else self._images.tagged(found.group(1))
+
+    def _after_piece(self, chain: int, image: SeenImage, part: str) -> int:
+        """The chain behind a piece that begins with an image, as it follows from tokens that are recalled."""
+        rest = part[part.index(image.tag) + len(image.tag) :]
+        *groups, last = self._groups(image.run.tolist())
+        for group in groups:
+            chain = _after_image(chain, group) if _is_image(group) else _after(chain, self._decode(group))
+        if not _is_image(last):
+            return _after(chain, self._decode(last) + rest)
+        chain = _after_image(chain, last)
+        return chain if rest == "" else _after(chain, rest)
 
     def _tokens_of_image(self, image: SeenImage, part: str) -> Tokens:
         """The image's own tokens, and those that the rest of the piece has behind its marker."""
@@ -430,18 +442,29 @@ class PieceTokenizer:
         )
 
     def _groups(self, tokens: Sequence[int]) -> Iterator[list[int]]:
-        """The tokens, cut before each seam."""
+        """The tokens, cut before each seam, and where placeholders of images begin and end."""
         group: list[int] = []
         for token in tokens:
-            if group and self._seams.is_seam_token(token):
+            if group and self._is_cut_between(group[-1], token):
                 yield group
                 group = []
             group.append(token)
         yield group
 
+    def _is_cut_between(self, token: int, following: int) -> bool:
+        return (token < 0) != (following < 0) or self._seams.is_seam_token(following)
+
 
 def _after(chain: int, text: str) -> int:
     return hash((chain, text))
+
+
+def _after_image(chain: int, placeholders: Sequence[int]) -> int:
+    return hash((chain, *placeholders))
+
+
+def _is_image(group: Sequence[int]) -> bool:
+    return len(group) > 0 and group[0] < 0
 
 
 def _nbytes(text: str, run: Tokens) -> int:

@@ -1,0 +1,186 @@
+"""Tiny models that see behind a whole server: what of an image is computed or encoded a second time, in every API."""
+
+import time
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from reprise.api.service.served import served_model
+from reprise.api.service.service import ChatService
+from reprise.core.settings import Settings
+from reprise.core.sizes import Bytes
+from reprise.loop import EngineClient
+from tests.api.server_thread import ServerThread
+from tests.pictures import base64_of, data_url
+from tests.vision.chats import picture, seeing
+from tests.vision.tiny import FAMILIES, seeing_model
+
+pytest.importorskip("mlx_vlm", reason="the extra `vision` is not installed")
+
+ONE, OTHER = picture(1).content, picture(2, 64, 128).content
+EACH = pytest.mark.parametrize("family", FAMILIES)
+
+
+@contextmanager
+def seeing_server(family: str, **settings: Any) -> Generator[httpx.Client]:
+    """A client of a server of this tiny model."""
+    chosen = Settings(model=str(seeing_model(family)), **{"settles": False, **settings})
+    loop = EngineClient(chosen, load=partial(seeing, family))
+    loaded = loop.start()
+    server = ServerThread(ChatService(served=served_model(loaded, chosen), backend=loop, settings=chosen), chosen)
+    try:
+        with httpx.Client(base_url=server.url, timeout=120) as client:
+            yield client
+    finally:
+        server.stop()
+        loop.close(timeout_s=120)
+
+
+def shows(*parts: str | bytes) -> dict[str, Any]:
+    """A user message of texts and pictures."""
+    content = [
+        {"type": "text", "text": part}
+        if isinstance(part, str)
+        else {"type": "image_url", "image_url": {"url": data_url(part)}}
+        for part in parts
+    ]
+    return {"role": "user", "content": content}
+
+
+def answer(client: httpx.Client, chat: Sequence[dict[str, Any]]) -> str:
+    response = client.post("/v1/chat/completions", json={"messages": chat, "max_tokens": 6, "temperature": 0})
+    assert response.status_code == 200, response.text
+    return response.json()["choices"][0]["message"]["content"]
+
+
+def says(text: str) -> dict[str, Any]:
+    return {"role": "assistant", "content": text}
+
+
+def latest(client: httpx.Client) -> dict[str, Any]:
+    return client.get("/v1/cache/requests").json()["data"][0]
+
+
+def until_idle(client: httpx.Client) -> None:
+    until_s = time.monotonic() + 20
+    while not client.get("/health").json()["idle"] and time.monotonic() < until_s:
+        time.sleep(0.05)
+
+
+@EACH
+def test_the_next_turn_computes_what_is_new_and_encodes_what_is_new(family: str) -> None:
+    with seeing_server(family) as client, seeing_server(family, has_prefix_cache=False) as cold:
+        chat = [shows("Look: ", ONE, "What is on it?")]
+        num_known = 0
+        for image, num_encoded in ((OTHER, 1), (None, 1), (ONE, 0), (None, 0)):
+            said = answer(client, chat)
+            assert said == answer(cold, chat)
+            record = latest(client)
+            assert record["reused"] >= num_known, record
+            num_known = record["prompt_tokens"]
+            chat += [says(said), shows("And this? ", image, "Say.") if image is not None else shows("Go on.")]
+            assert record["images_encoded"] == (1 if image is OTHER else num_encoded)
+        said = answer(client, chat)
+        assert said == answer(cold, chat)
+        record = latest(client)
+        assert [image["reused"] for image in record["images"]] == [True, True, True]
+        assert record["images_encoded"] == 0 and record["reused"] >= num_known
+        health = client.get("/health").json()
+        assert (health["images_encoded"], health["images_reused"]) == (2, 9), health
+
+
+@EACH
+def test_an_exact_repeat_computes_nothing(family: str) -> None:
+    with seeing_server(family) as client:
+        chat = [shows(ONE, "What is on it?")]
+        said = answer(client, chat)
+        assert answer(client, chat) == said
+        record = latest(client)
+        assert (record["prefilled"], record["images_encoded"]) == (0, 0)
+
+
+@EACH
+def test_another_image_is_another_prompt_from_its_place_on(family: str) -> None:
+    with seeing_server(family) as client, seeing_server(family, has_prefix_cache=False) as cold:
+        words = "A long introduction that both have in common, before the picture. "
+        answer(client, [shows(words, ONE, "What is on it?"), says("Noise."), shows("Go on.")])
+        chat = [shows(words, OTHER, "What is on it?"), says("Noise."), shows("Go on.")]
+        assert answer(client, chat) == answer(cold, chat)
+        record = latest(client)
+        (image,) = record["images"]
+        assert image["start"] - 1 <= record["matched"] <= image["start"] + 1
+        assert record["reason"] == "image changed"
+        assert record["explanation"]["expected_text"].startswith("[image 96 x 64]")
+        assert record["explanation"]["actual_text"].startswith("[image 64 x 128]")
+        assert record["images_encoded"] == 1
+
+
+def test_every_api_continues_what_another_began() -> None:
+    with seeing_server("qwen3_5") as client:
+        words = "What is on it?"
+        answer(client, [shows(ONE, words)])
+        num_prompt = latest(client)["prompt_tokens"]
+        source = {"type": "base64", "media_type": "image/png", "data": base64_of(ONE)}
+        block = [{"type": "image", "source": source}, {"type": "text", "text": words}]
+        items = [{"type": "input_image", "image_url": data_url(ONE)}, {"type": "input_text", "text": words}]
+        asked: dict[str, dict[str, Any]] = {
+            "/v1/messages": {"messages": [{"role": "user", "content": block}], "max_tokens": 3},
+            "/v1/responses": {"input": [{"role": "user", "content": items}], "max_output_tokens": 3},
+        }
+        for url, body in asked.items():
+            assert client.post(url, json=body).status_code == 200
+            record = latest(client)
+            assert (record["prompt_tokens"], record["images_encoded"]) == (num_prompt, 0)
+            assert record["prefilled"] <= 1
+        message = {"role": "user", "content": words, "images": [base64_of(ONE)]}
+        body = {"model": "any", "messages": [message], "stream": False, "options": {"num_predict": 3}}
+        body["model"] = client.get("/v1/models").json()["data"][0]["id"]
+        assert client.post("/api/chat", json=body).status_code == 200
+        # Ollama's images stand behind the words: other tokens, and the same features.
+        assert latest(client)["images_encoded"] == 0
+        looked = client.post("/v1/cache/lookup", json={"messages": [shows(ONE, words)]}).json()
+        assert looked["prompt_tokens"] == num_prompt and looked["to_compute"] <= 1
+
+
+@EACH
+def test_an_image_outlives_the_server_on_disk(family: str, tmp_path: Path) -> None:
+    words = "What is on it? " * 40
+    chat = [shows("Look: ", ONE, words)]
+    # Settled: an answer of random bytes is not spelled again as it was sampled.
+    on_disk: dict[str, Any] = {"disk_directory": str(tmp_path), "disk_bytes": Bytes(1 << 28), "settles": True}
+    with seeing_server(family, **on_disk) as client:
+        chat += [says(answer(client, chat)), shows("Go on.")]
+        first = latest(client)
+        until_idle(client)
+    with seeing_server(family, **on_disk) as client:
+        answer(client, chat)
+        record = latest(client)
+        assert record["loaded"] >= first["images"][0]["start"] + first["images"][0]["tokens"]
+        assert record["images_encoded"] == 0 and record["images"][0]["reused"]
+
+
+def test_what_follows_an_image_is_settled() -> None:
+    with seeing_server("qwen3_5", settles=True) as client:
+        chat = [shows("Look: ", ONE, "What is on it?")]
+        chat += [says(answer(client, chat)), shows("Go on.")]
+        until_idle(client)
+        answer(client, chat)
+        record = latest(client)
+        assert record["images_encoded"] == 0
+        # The question, and what the template writes around it.
+        assert record["prompt_tokens"] - record["reused"] <= 16
+
+
+def test_images_are_shown_in_the_tree_and_a_damaged_one_is_a_sentence() -> None:
+    with seeing_server("gemma3") as client:
+        answer(client, [shows("Look: ", ONE, "What is on it?")])
+        edges = client.get("/v1/cache/tree").json()["data"]
+        text = "".join(client.get(f"/v1/cache/tree/{edge['id']}").json()["text"] for edge in edges)
+        assert text.count("[image 96 x 64]") == 1
+        damaged = client.post("/v1/chat/completions", json={"messages": [shows("Look: ", ONE[:200])]})
+        assert damaged.status_code == 400 and "decoded" in damaged.text
