@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from reprise.engine.states.sequence_batch import SequenceBatch, SequenceSource
     from reprise.library.chat import Chat, ChatAnswer, ChatPiece, TokenUsage
     from reprise.library.engine import Engine
+    from reprise.library.image import Image
     from reprise.memory import Memory
     from reprise.plan.checkpoints import Plan, make_plan
 
@@ -68,6 +69,7 @@ __all__ = [
     "Engine",
     "EngineFailed",
     "Full",
+    "Image",
     "Layout",
     "Lease",
     "LoadFailed",
@@ -130,6 +132,7 @@ _HOMES = {
     "reprise.engine.states.sequence_batch": ("SequenceBatch", "SequenceSource"),
     "reprise.library.chat": ("Chat", "ChatAnswer", "ChatPiece", "TokenUsage"),
     "reprise.library.engine": ("Engine",),
+    "reprise.library.image": ("Image",),
     "reprise.memory": ("Memory",),
     "reprise.plan.checkpoints": ("Plan", "make_plan"),
 }

@@ -25,6 +25,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 import reprise
+from reprise.chat.message_format import joined_text
 from reprise.cli.chat_model import AnswerPiece, LoadingModel, LocalModel, Message, RemoteModel, TurnCounts, remote_model
 from reprise.cli.chat_session import Session, counts_line
 from reprise.cli.chat_terminal import MarkdownView, Terminal, complete_blocks
@@ -33,6 +34,7 @@ from reprise.core.errors import LoadFailed, QueueFull
 from tests.api.real_server import real_server
 from tests.loop.driving import PATIENCE_S
 from tests.models.tiny import tiny_model
+from tests.pictures import png
 
 
 class Paper:
@@ -90,12 +92,12 @@ class Echo:
         self.asked.append([dict(message) for message in messages])
         yield AnswerPiece(reasoning="Hm.")
         if not self.says_nothing:
-            yield AnswerPiece(text=messages[-1]["content"])
+            yield AnswerPiece(text=joined_text(messages[-1]["content"]))
         if self.error is not None:
             raise self.error
 
     def prefill(self, messages: Sequence[Message]) -> None:
-        self.typed.append(messages[-1]["content"])
+        self.typed.append(joined_text(messages[-1]["content"]))
         self.heard.set()
 
     def why(self) -> str:
@@ -152,6 +154,31 @@ def test_a_chat_with_branches_edits_and_files(paper: Paper, tmp_path: Path) -> N
         == "1,180 of 1,200 tokens reused, 20 computed · first token after 0.25 s · 11 tokens, 10 tokens/s"
     )
     assert not session.take("/quit")
+
+
+def test_images_go_with_the_next_message(paper: Paper, tmp_path: Path) -> None:
+    echo = Echo()
+    session = Session(echo, paper)
+    for name in ("a.png", "b c.png"):
+        (tmp_path / name).write_bytes(png())
+    session.take(f"/image {tmp_path / 'a.png'}")
+    # A terminal writes the path of a file that is dropped on it like this.
+    session.take(str(tmp_path / "b c.png").replace(" ", "\\ "))
+    session.typed("What are")
+    session.take("What are these?")
+    assert [part["type"] for part in echo.asked[-1][0]["content"]] == ["image_url", "image_url", "text"]
+    assert echo.typed == ["What are"]
+    session.take("And this?")
+    assert echo.asked[-1][-1]["content"] == "And this?"
+    session.take("/edit 1 What is there?")
+    assert [part.get("text") for part in echo.asked[-1][0]["content"]] == [None, None, "What is there?"]
+    session.take(f"/image {tmp_path / 'c.png'}")
+    session.take(f"{tmp_path / 'a.png'} is a file of mine")
+    assert paper.complaints == [f"There is no file {tmp_path / 'c.png'}.", *paper.complaints[1:]]
+    session.take(f"/save {tmp_path / 'chat.json'}")
+    other = Session(Echo(), paper)
+    other.take(f"/load {tmp_path / 'chat.json'}")
+    assert other.messages == session.messages
 
 
 def test_what_goes_wrong_changes_nothing(paper: Paper, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
+import reprise
 from reprise.api.service.served import served_model
 from reprise.api.service.service import ChatService
 from reprise.core.settings import Settings
@@ -184,3 +185,16 @@ def test_images_are_shown_in_the_tree_and_a_damaged_one_is_a_sentence() -> None:
         assert text.count("[image 96 x 64]") == 1
         damaged = client.post("/v1/chat/completions", json={"messages": [shows("Look: ", ONE[:200])]})
         assert damaged.status_code == 400 and "decoded" in damaged.text
+
+
+def test_the_library_shows_images() -> None:
+    with reprise.Engine(seeing_model("qwen3_5"), settles=False) as engine:
+        chat = engine.chat(max_tokens=6, temperature=0)
+        chat.send(["Look: ", reprise.Image(ONE), "What is on it?"])
+        known = chat.last.usage.prompt_tokens
+        chat.prefill(["And ", reprise.Image(OTHER), "what "]).result(60)
+        answer = chat.send(["And ", reprise.Image(OTHER), "what is this?"])
+        record = answer.record.result()
+        assert [(image.width, image.height) for image in record.images] == [(96, 64), (64, 128)]
+        assert answer.usage.cached_tokens > known
+        assert sum(outcome.num_images_encoded for outcome in record.outcomes) == 0, "encoded while it was typed"

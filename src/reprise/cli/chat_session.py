@@ -1,14 +1,17 @@
 """The state of `reprise chat`: the history, its branches, and the commands. `chat_terminal.py` has the screen."""
 
 import json
+import shlex
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, closing
 from pathlib import Path
 from typing import Any, Protocol, cast
 
+from reprise.chat.message_format import content_of, joined_text, text_runs
 from reprise.cli.chat_model import AnswerPiece, ChatModel, Message, NoAnswer, TurnCounts
 from reprise.core.errors import RepriseError
+from reprise.library.image import Image
 
 _MAIN = "main"
 _LEAST_S = 0.1
@@ -53,6 +56,8 @@ class Session:
         self._branch = _MAIN
         self._is_folded = True
         self._reasoning = ""
+        self._images: list[dict[str, Any]] = []
+        """Those that go with the next message."""
         if system is not None:
             self.messages.append({"role": "system", "content": system})
 
@@ -70,6 +75,9 @@ class Session:
         text = line.strip()
         if text == "":
             return True
+        pasted = _pasted_image(text)
+        if pasted is not None:
+            text = f"/image {pasted}"
         if not text.startswith("/") or text.startswith("//"):
             # Two slashes: a message that starts with a slash.
             self.say(text.removeprefix("/"))
@@ -93,13 +101,21 @@ class Session:
         """Prefill what the user has typed of the next message."""
         if not text.startswith("/"):
             try:
-                self._model.prefill([*self.messages, {"role": "user", "content": text}])
+                self._model.prefill([*self.messages, self._said(text)])
             except RepriseError:
                 return  # Reported when the message is sent.
 
     def say(self, text: str) -> bool:
         """Send a message, even one that starts with a slash. False if there was no answer."""
-        return self._answer([*self.messages, {"role": "user", "content": text}])
+        has_answer = self._answer([*self.messages, self._said(text)])
+        if has_answer:
+            self._images = []
+        return has_answer
+
+    def _said(self, text: str) -> Message:
+        """The message with this text, and the images that were added for it."""
+        content = [*self._images, {"type": "text", "text": text}] if self._images else text
+        return {"role": "user", "content": content}
 
     def _answer(self, messages: Sequence[Message]) -> bool:
         """Answer the chat, or continue its half answer. If interrupted, what there is of both is kept."""
@@ -151,11 +167,11 @@ class Session:
         number, text = (int(first), more.strip()) if first.isdecimal() else (0, rest)
         at = self._user_at(number - 1 if number > 0 else -1)
         if text == "":
-            text = (self._screen.ask("edit> ", self.messages[at]["content"]) or "").strip()
+            text = (self._screen.ask("edit> ", joined_text(self.messages[at]["content"])) or "").strip()
         if text == "":
             self._screen.note("nothing changed")
             return
-        self._answer([*self.messages[:at], {**self.messages[at], "content": text}])
+        self._answer([*self.messages[:at], {**self.messages[at], "content": _with_text(self.messages[at], text)}])
 
     def go_to_branch(self, name: str) -> None:
         """Start a branch here, or switch to one: /branch NAME; without a name, list them"""
@@ -179,6 +195,17 @@ class Session:
         rest = self.messages[1:] if has_one else self.messages
         self._branches[self._branch] = [{"role": "system", "content": text}, *rest]
         self._screen.note("set; the next turn computes the whole chat, since its beginning changed" if rest else "set")
+
+    def image(self, file: str) -> None:
+        """Show an image with your next message: /image FILE; pasting its path does the same"""
+        if file == "":
+            raise NoAnswer("Name a file: /image FILE.")
+        path = Path(file).expanduser()
+        if not path.is_file():
+            raise NoAnswer(f"{path} is not a file." if path.exists() else f"There is no file {path}.")
+        self._images.append(Image(path).part)
+        more = f", {len(self._images)} images" if len(self._images) > 1 else ""
+        self._screen.note(f"{path.name} goes with your next message{more}")
 
     def save(self, file: str) -> None:
         """Save the chat with its branches: /save FILE"""
@@ -239,6 +266,7 @@ COMMANDS: dict[str, tuple[str, Callable[[Session, str], None]]] = {
         "edit": Session.edit,
         "branch": Session.go_to_branch,
         "system": Session.set_system,
+        "image": Session.image,
         "save": Session.save,
         "load": Session.load,
         "why": Session.why,
@@ -286,9 +314,32 @@ def _messages_of(found: Any, path: Path) -> list[Message]:
     messages = cast(list[Any], found) if isinstance(found, list) else [found]
     for one in messages:
         fields = cast(Message, one) if isinstance(one, dict) else {}
-        if fields.get("role") not in _ROLES or not isinstance(fields.get("content"), str):
+        if fields.get("role") not in _ROLES or not isinstance(fields.get("content"), str | list):
             raise NoAnswer(f"{path} is not a chat: expected a list of messages, each with a role and text.")
     return messages
+
+
+_IMAGE_FILES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp"})
+
+
+def _pasted_image(line: str) -> Path | None:
+    """The image file of which a line is the path, as terminals write one that is dropped on them; None: it is none."""
+    if not line.lower().rstrip("'\"").endswith(tuple(_IMAGE_FILES)):
+        return None
+    try:
+        words = shlex.split(line)
+    except ValueError:
+        return None
+    if len(words) != 1:
+        return None
+    path = Path(words[0].removeprefix("file://")).expanduser()
+    return path if path.is_absolute() and path.is_file() else None
+
+
+def _with_text(message: Message, text: str) -> str | list[Any]:
+    """The content of a message with another text, and its own images."""
+    images = [part for part in text_runs(message["content"]) if not isinstance(part, str)]
+    return content_of([*images, text])
 
 
 def _write(path: Path, body: object) -> None:

@@ -20,6 +20,7 @@ from reprise.api.service.records import record_body, record_lines
 from reprise.api.service.service import new_request_id
 from reprise.chat.answer import Answer, ContentDelta, Delta, ReasoningDelta, ToolCall, ToolCallDelta
 from reprise.core.errors import BadRequest, ChatBusy
+from reprise.library.image import Content, Image, parts_of
 from reprise.library.replies import Replies, ReplyStream
 
 _NOT_OPTIONS = frozenset(
@@ -147,8 +148,10 @@ class Chat:
 
     # Turns.
 
-    def stream(self, text: str | None = None, **options: Any) -> Generator[ChatPiece]:
+    def stream(self, text: Content | None = None, **options: Any) -> Generator[ChatPiece]:
         """Send `text` and iterate over the answer; without `text`, answer the current history.
+
+        A list of texts and images is one message: `chat.stream(["What is this?", reprise.Image("a.png")])`.
 
         The turn begins with the first step of the iteration. Closing the generator cancels it within one step of the
         engine. Raises BadRequest (ContextTooLong, TemplateFailed), QueueFull, ShuttingDown, OutOfMemory, EngineFailed,
@@ -165,7 +168,7 @@ class Chat:
         _check_names(options)
         return self._stream(lambda: self._messages, options, is_resumed=True)
 
-    def send(self, text: str | None = None, **options: Any) -> ChatAnswer:
+    def send(self, text: Content | None = None, **options: Any) -> ChatAnswer:
         """Like `stream`, and return the whole answer."""
         return self._whole(self.stream(text, **options))
 
@@ -177,7 +180,7 @@ class Chat:
         _check_names(options)
         return self._whole(self._stream(self._before_answer, options))
 
-    def prefill(self, text: str = "") -> Future[Any]:
+    def prefill(self, text: Content = "") -> Future[Any]:
         """Start to compute the history and `text`, the beginning of a message that the user is still typing.
 
         Returns at once. What is computed does not change however the message goes on, so a turn that comes first waits
@@ -188,13 +191,16 @@ class Chat:
         return self._replies.prefill(lambda: _request_of(fields, self._replies))
 
     def tool_result(self, call: ToolCall | str, result: Any) -> None:
-        """Add a tool's result to the history: text as it is, anything else as JSON. `call`: the call, or its id.
+        """Add a tool's result to the history: text and images as they are, anything else as JSON.
+
+        `call`: the call, or its id.
 
         `send()` or `stream()` without a text continues once all calls have results. Raises BadRequest for a call
         that the last answer did not make or that has a result, TypeError for what JSON cannot hold.
         """
         call_id = call if isinstance(call, str) else call.id
-        content = result if isinstance(result, str) else json.dumps(result, ensure_ascii=False)
+        is_content = isinstance(result, str | Image) or _shows_images(result)
+        content = parts_of(result) if is_content else json.dumps(result, ensure_ascii=False)
         with self._owned():
             name = _open_calls(self._messages).get(call_id)
             if name is None:
@@ -202,7 +208,7 @@ class Chat:
             message = {"role": "tool", "tool_call_id": call_id, "name": name, "content": content}
             self._messages = [*self._messages, message]
 
-    def edit(self, index: int, text: str) -> None:
+    def edit(self, index: int, text: Content) -> None:
         """Change the text of a message and drop everything after it; after a system message the chat stays.
 
         `index` counts `messages`, from the end if negative. `send()` or `stream()` without a text then answers an
@@ -214,7 +220,7 @@ class Chat:
             if message["role"] == "tool":
                 raise BadRequest("Tool results cannot be edited. Edit the question before them.", param="index")
             rest = self._messages[index + 1 :] if message["role"] in ("system", "developer") else []
-            edited = {"role": message["role"], "content": text}
+            edited = {"role": message["role"], "content": parts_of(text)}
             self._messages = [*self._messages[:index], edited, *rest]
 
     def fork(self) -> "Chat":
@@ -325,8 +331,16 @@ def _piece_of(delta: Delta) -> ChatPiece:
             return ChatPiece(tool_call=delta)
 
 
-def _said(text: str) -> dict[str, Any]:
-    return {"role": "user", "content": text}
+def _said(text: Content) -> dict[str, Any]:
+    return {"role": "user", "content": parts_of(text)}
+
+
+def _shows_images(result: Any) -> bool:
+    """Whether a tool's result is a list of texts and images, with an image in it."""
+    if not isinstance(result, list | tuple):
+        return False
+    parts = cast(Sequence[Any], result)
+    return any(isinstance(part, Image) for part in parts) and all(isinstance(part, str | Image) for part in parts)
 
 
 def _message_of(answer: Answer) -> dict[str, Any]:
