@@ -7,7 +7,9 @@ import { find, stack, SOURCES } from "./requests.js";
 
 const TYPING_MS = 350;
 const root = { children: [], at: 0 };
-let running = null, timer = 0, filling = null, filled = "", editing = null;
+const MOST_IMAGE_BYTES = 20e6;
+let waitingPictures = [];
+let running = null, timer = 0, filling = null, filled = "", editing = null, edited = "";
 
 const path = () => {
   const found = [];
@@ -16,6 +18,10 @@ const path = () => {
 };
 const sent = (nodes) => nodes.map(({ role, content, reasoning, calls }) => ({ role, content,
   ...(reasoning ? { reasoning_content: reasoning } : {}), ...(calls?.length ? { tool_calls: calls } : {}) }));
+// A message of images and text is a list of parts.
+const words = (content) => (typeof content === "string" ? content : content.map((part) => part.text ?? "").join(""));
+const picturesOf = (content) => (typeof content === "string" ? [] : content.filter((part) => part.image_url).map((part) => part.image_url.url));
+const composed = (text, pictures) => (pictures.length ? [...pictures.map((url) => ({ type: "image_url", image_url: { url } })), { type: "text", text }] : text);
 const asked = () => (isSeveral() ? { model: model() } : {});
 const above = (node) => { const all = path(); return all.slice(0, all.indexOf(node)); };
 
@@ -77,15 +83,15 @@ async function report(node) {
 // While one types: the server computes what cannot change any more.
 function typed() {
   clearTimeout(timer);
-  const content = $("draft").value;
-  if (running || content.trim().length < 2) return;
+  const text = $("draft").value, content = composed(text, waitingPictures), key = `${waitingPictures.length} ${text}`;
+  if (running || text.trim().length < 2) return;
   timer = setTimeout(async () => {
-    if (content === filled) return;
+    if (key === filled) return;
     filling?.abort();
     filling = new AbortController();
     try {
       const told = await (await post("/v1/prefill", { ...asked(), messages: [...sent(path()), { role: "user", content }], partial: true }, filling.signal)).json();
-      filled = content;
+      filled = key;
       $("draft-note").textContent = `${num(told.prompt_tokens)} tokens are ready before you send`;
     } catch (error) { if (error.name !== "AbortError") $("draft-note").textContent = ""; }
   }, TYPING_MS);
@@ -112,21 +118,46 @@ function head(node) {
   const turn = (step) => { node.parent.at = (at + step + all.length) % all.length; draw(); };
   return h("div", { class: "who" }, node.role === "user" ? "You" : isSeveral() && node.model ? oneLine(node.model.split("/").at(-1), 40) : "Model",
     all.length > 1 ? h("span", {}, h("button", { class: "quiet", type: "button", "aria-label": "Earlier branch", disabled: running !== null, onclick: () => turn(-1) }, "‹"), `${at + 1} of ${all.length}`, h("button", { class: "quiet", type: "button", "aria-label": "Later branch", disabled: running !== null, onclick: () => turn(1) }, "›")) : null,
-    running ? null : node.role === "user" ? h("button", { class: "quiet", type: "button", onclick: () => { editing = node; draw(); } }, "Edit")
+    running ? null : node.role === "user" ? h("button", { class: "quiet", type: "button", onclick: () => { editing = node; edited = words(node.content); draw(); } }, "Edit")
       : h("button", { class: "quiet", type: "button", onclick: () => answer(node.parent) }, "Regenerate"));
 }
 
 function body(node) {
   if (editing !== node) {
     const calls = (node.calls ?? []).filter(Boolean).map((call) => h("pre", { class: "text" }, `${shown(call.function.name, 200)}(${shown(call.function.arguments, 20000)})`));
-    return [node.reasoning ? h("div", { class: "thought said-before" }, shown(node.reasoning, 200000)) : null, h("div", { class: "said" }, node.content ? shown(node.content, 200000) : node.state === "waits" ? waiting(node) : ""), calls];
+    const pictures = picturesOf(node.content), text = words(node.content);
+    return [pictures.length ? thumbnails(pictures) : null, node.reasoning ? h("div", { class: "thought said-before" }, shown(node.reasoning, 200000)) : null, h("div", { class: "said" }, text ? shown(text, 200000) : node.state === "waits" ? waiting(node) : ""), calls];
   }
   const area = h("textarea", { "aria-label": "Edit the message" });
-  area.value = node.content;
+  // What is shown is drawn again while one edits.
+  area.value = edited;
+  area.addEventListener("input", () => { edited = area.value; });
   setTimeout(() => area.focus());
   return h("div", {}, area, h("div", { class: "tools" },
     h("button", { type: "button", class: "quiet", onclick: () => { editing = null; draw(); } }, "Cancel"),
-    h("button", { type: "button", class: "primary", onclick: () => { editing = null; answer(grow(node.parent, { role: "user", content: area.value })); } }, "Send as a branch")));
+    h("button", { type: "button", class: "primary", onclick: () => { editing = null; answer(grow(node.parent, { role: "user", content: composed(edited, picturesOf(node.content)) })); } }, "Send as a branch")));
+}
+
+const thumbnails = (pictures, remove) => h("div", { class: "pictures" }, pictures.map((url, at) => h("span", {},
+  h("img", { src: url, alt: `Image ${at + 1}` }),
+  remove ? h("button", { class: "quiet", type: "button", "aria-label": `Leave out image ${at + 1}`, onclick: () => remove(at) }, "×") : null)));
+
+// Images go with the next message: chosen, pasted or dropped.
+function drawPictures() {
+  put($("pictures"), waitingPictures.length ? thumbnails(waitingPictures, (at) => { waitingPictures.splice(at, 1); drawPictures(); typed(); }) : null);
+}
+async function add(files) {
+  for (const file of [...files].filter((each) => each.type.startsWith("image/"))) {
+    if (file.size > MOST_IMAGE_BYTES) { $("draft-note").textContent = `${oneLine(file.name, 60)} is larger than 20 MB`; continue; }
+    waitingPictures.push(await new Promise((resolve, reject) => {
+      const reader = new FileReader();
+      reader.addEventListener("load", () => resolve(reader.result));
+      reader.addEventListener("error", () => reject(reader.error));
+      reader.readAsDataURL(file);
+    }));
+  }
+  drawPictures();
+  typed();
 }
 
 const waiting = (node) => (stateOf(node.model) === "ready" ? "…" : `${oneLine(node.model, 60)} is being loaded …`);
@@ -150,9 +181,11 @@ export function begin() {
   $("composer").addEventListener("submit", (event) => {
     event.preventDefault();
     if (running) return running.abort();
-    const content = $("draft").value;
-    if (!content.trim()) return;
+    const text = $("draft").value, content = composed(text, waitingPictures);
+    if (!text.trim()) return;
     $("draft").value = "";
+    waitingPictures = [];
+    drawPictures();
     $("draft-note").textContent = "";
     filled = "";
     answer(grow(path().at(-1) ?? root, { role: "user", content }));
@@ -162,6 +195,15 @@ export function begin() {
     if (event.key === "Enter" && !event.shiftKey && !event.isComposing) { event.preventDefault(); $("composer").requestSubmit(); }
     if (event.key === "Escape") running?.abort();
   });
+  $("draft").addEventListener("paste", (event) => {
+    if (![...event.clipboardData.files].some((file) => file.type.startsWith("image/"))) return;
+    event.preventDefault();
+    add(event.clipboardData.files);
+  });
+  $("view-chat").addEventListener("dragover", (event) => event.preventDefault());
+  $("view-chat").addEventListener("drop", (event) => { event.preventDefault(); add(event.dataTransfer.files); });
+  $("add-image").addEventListener("click", () => $("image-file").click());
+  $("image-file").addEventListener("change", (event) => { add(event.currentTarget.files); event.currentTarget.value = ""; });
   $("new-chat").addEventListener("click", () => { running?.abort(); root.children = []; root.at = 0; editing = null; draw(); $("draft").focus(); });
   draw();
 }

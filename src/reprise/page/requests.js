@@ -5,7 +5,7 @@ import { isSeveral } from "./models.js";
 import { facts } from "./tree.js";
 
 export const SOURCES = [["memory", "from memory"], ["disk", "from disk"], ["ahead", "prefilled while idle"], ["shared", "shared in flight"], ["computed", "computed"]];
-const SPANS = [["render", "render"], ["queue", "queue"], ["load", "load"], ["prefill", "prefill"], ["first_token", "first token"]];
+const SPANS = [["render", "render"], ["queue", "queue"], ["load", "load"], ["images", "images"], ["prefill", "prefill"], ["first_token", "first token"]];
 const MOST = 60, FIRST = 10;
 let isLong = false, records = [], running = [], open = new Set();
 
@@ -73,16 +73,18 @@ function detail(record) {
       ...(record.session ? [["Session", h("span", { class: "mono" }, oneLine(record.session, 80))], ["Agent", oneLine(record.agent ?? "main", 80)]] : []),
       ...(record.agent ? [["Started by", oneLine(record.parent_agent ?? "main", 80)]] : []),
       ...(record.sources ? SOURCES.map(([name, label]) => [label[0].toUpperCase() + label.slice(1), num(record.sources[name])]) : []),
+      ...(record.images ?? []).map((image) => ["Image", `${image.width} × ${image.height}, ${many(image.tokens, "token")} at ${num(image.start)}, ${image.reused ? "reused" : "computed"}`]),
       ...(record.generated !== undefined ? [["Generated", `${num(record.generated)} tokens, ${rate(record.decode_tokens_per_s)}/s`], ["Prefill", `${rate(record.prefill_tokens_per_s)} tokens/s`], ["Waiting saved", seconds(record.saved_s)], ...(record.drafted ? [["Drafted", `${num(record.accepted)} of ${many(record.drafted, "token")} accepted`]] : [])] : [])])),
     record.error ? h("p", { class: "error" }, shown(record.error, 1000)) : null);
 }
 
 function firstToken(record) {
   const total = Object.values(record.spans).reduce((sum, each) => sum + each, 0);
+  const spent = SPANS.filter(([name]) => name !== "images" || record.spans.images > 0);
   return h("div", {}, h("div", { class: "note", style: { "margin-bottom": ".35rem" } }, "First token after ", h("strong", { "data-ttft": total }, seconds(total))),
-    h("div", { class: "spans", role: "img", "aria-label": SPANS.map(([name, label]) => `${label} ${seconds(record.spans[name])}`).join(", ") },
-      SPANS.map(([name]) => h("span", { class: `s-${name}`, style: { flex: `${record.spans[name] / (total || 1)} 1 0` } }))),
-    h("p", { class: "legend", style: { "margin-top": ".4rem" } }, SPANS.map(([name, label]) => h("span", { class: "key" }, h("i", { class: `s-${name}` }), `${label} ${seconds(record.spans[name])}`))));
+    h("div", { class: "spans", role: "img", "aria-label": spent.map(([name, label]) => `${label} ${seconds(record.spans[name])}`).join(", ") },
+      spent.map(([name]) => h("span", { class: `s-${name}`, style: { flex: `${record.spans[name] / (total || 1)} 1 0` } }))),
+    h("p", { class: "legend", style: { "margin-top": ".4rem" } }, spent.map(([name, label]) => h("span", { class: "key" }, h("i", { class: `s-${name}` }), `${label} ${seconds(record.spans[name])}`))));
 }
 
 export function begin() {

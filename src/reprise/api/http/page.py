@@ -23,7 +23,7 @@ _TYPES: Mapping[str, str] = {
 _HEADERS: Mapping[str, str] = {
     # Nothing from elsewhere, no script or style within the page, and no text that becomes markup.
     "content-security-policy": (
-        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
         "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
         "require-trusted-types-for 'script'; trusted-types 'none'"
     ),
