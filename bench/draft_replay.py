@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.draft_model import DEMO
+import reprise.lab.demo
 from bench.tau import answer_of, message_of, spoken, text_model, tools_of
 from reprise.chat.messages.history import as_message
 from reprise.chat.text_model import TextModel
@@ -23,6 +23,7 @@ from reprise.engine.models.load import load_text_model
 from reprise.lab.demo.facts import LOOK_UP_TOOL, SYSTEM_PROMPT, random_chat
 from reprise.lab.demo.tiny.build import thinking_template
 
+DEMO = Path(reprise.lab.demo.__file__).parent / "model"
 COSTS: Mapping[str, Mapping[int, float]] = {
     # MLX's CPU build, a model of 4 layers with 128 features.
     "compute": {1: 1.0, 2: 1.2, 4: 1.55, 8: 2.3, 16: 5.2, 32: 10.0},
@@ -99,21 +100,26 @@ def recorded(file: Path, num_dialogues: int) -> Mapping[str, list[ReplayTurn]]:
 
 def demo_chats() -> Mapping[str, list[ReplayTurn]]:
     """Chats of forty turns as the demo's model is trained to answer them."""
-    text, found = load_text_model(str(DEMO)), list[tuple[ReplayTurn, bool]]()
-    for seed in range(_SEEDS):
-        history: list[Mapping[str, Any]] = [{"role": "system", "content": SYSTEM_PROMPT}]
-        for said in random_chat(Random(seed), 40, has_tool=True):
-            history.append({"role": "user", "content": said.user})
-            steps = [(said.answer, False)] if said.name is None else [(_call(said.name), True), (said.answer, False)]
-            for content, is_call in steps:
-                answer = f"{said.thought}\n</think>\n\n{content}<|im_end|>"
-                found.append(
-                    (ReplayTurn(prompt=_prompt(text, history, [LOOK_UP_TOOL]), answer=text.encode(answer)), is_call)
-                )
-                history.append({"role": "assistant", "content": content})
-                if is_call:
-                    history.append({"role": "tool", "content": said.result})
+    found = [turn for seed in range(_SEEDS) for turn in demo_turns(Random(seed), 40)]
     return {"demo calls": _counted(found, of_calls=True), "demo answers": _counted(found, of_calls=False)}
+
+
+def demo_turns(draw: Random, num_turns: int) -> list[tuple[ReplayTurn, bool]]:
+    """The turns of one such chat, and whether each is a call."""
+    text, found = load_text_model(str(DEMO)), list[tuple[ReplayTurn, bool]]()
+    history: list[Mapping[str, Any]] = [{"role": "system", "content": SYSTEM_PROMPT}]
+    for said in random_chat(draw, num_turns, has_tool=True):
+        history.append({"role": "user", "content": said.user})
+        steps = [(said.answer, False)] if said.name is None else [(_call(said.name), True), (said.answer, False)]
+        for content, is_call in steps:
+            answer = f"{said.thought}\n</think>\n\n{content}<|im_end|>"
+            found.append(
+                (ReplayTurn(prompt=_prompt(text, history, [LOOK_UP_TOOL]), answer=text.encode(answer)), is_call)
+            )
+            history.append({"role": "assistant", "content": content})
+            if is_call:
+                history.append({"role": "tool", "content": said.result})
+    return found
 
 
 def _call(name: str) -> str:

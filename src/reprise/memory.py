@@ -93,12 +93,6 @@ class SharedMemory:
         return min((bound for bound in (beside, self.max_state_nbytes) if bound is not None), default=None)
 
     @property
-    def is_bound_by_weights(self) -> bool:
-        """Whether layer states could have more if there were fewer weights."""
-        beside = None if self.budget is None else self.budget - self.weights_nbytes
-        return beside is not None and (self.max_state_nbytes is None or beside < self.max_state_nbytes)
-
-    @property
     def available(self) -> int | None:
         """Bytes left for layer states (negative when over the budget); None: unlimited."""
         budget = self.state_budget
@@ -142,13 +136,9 @@ class SharedMemory:
 class Memory:
     """Bytes of one model's layer states, by account, within a budget; None: unlimited. Used by one thread."""
 
-    def __init__(
-        self, budget: int | None = None, *, shared: SharedMemory | None = None, is_spare: bool = False
-    ) -> None:
-        """`shared`: the budget that this part shares with others; None: `budget` is for this part alone.
-        `is_spare`: all of this part can be released at any time, running sequences included."""
+    def __init__(self, budget: int | None = None, *, shared: SharedMemory | None = None) -> None:
+        """`shared`: the budget that this part shares with others; None: `budget` is for this part alone."""
         self.shared = SharedMemory(budget) if shared is None else shared
-        self.is_spare = is_spare
         self.shared.parts.append(self)
         self._accounts = dict.fromkeys(Account, 0)
         self.reclaimers: tuple[Reclaimer, ...] = ()
@@ -187,8 +177,6 @@ class Memory:
     @property
     def kept_nbytes(self) -> int:
         """Bytes that cannot be evicted: sequences, what was read and not committed, leased paths."""
-        if self.is_spare:
-            return 0
         protected = 0 if self.cache is None else self.cache.protected_nbytes()
         return self._accounts[Account.SEQUENCES] + self._accounts[Account.INCOMING] + protected
 
@@ -209,10 +197,6 @@ class Memory:
 
     def _saving_s(self, score: float) -> float:
         return score * self.token_s() * self.share_of_requests
-
-    def note_use(self) -> None:
-        """A request that was noted for another part uses this one, too."""
-        self.share_of_requests = min(1.0, self.share_of_requests + 1 / _RECENT)
 
     def evict_from_others(self, score: float | None) -> bool:
         """Evict one item of another model that is worth no more than anything here and than `score`.

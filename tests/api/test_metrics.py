@@ -8,7 +8,6 @@ from reprise.api.watch.prometheus import families
 from reprise.core.backend import (
     AuditTotals,
     Counts,
-    DraftModelStatus,
     DraftStatus,
     Held,
     Status,
@@ -116,15 +115,13 @@ def full_status(*, has_disk: bool) -> Status:
             DraftStatus,
             num_drafted={"history": next(number)},
             num_accepted={"history": next(number)},
-            model=filled(DraftModelStatus, name="small"),
         ),
         disk=filled(OnDisk, trouble="The disk is full.", spared="The battery is low.") if has_disk else None,
     )
 
 
 def numbers_in(status: Status) -> set[int]:
-    model = status.drafts.model if status.drafts is not None else None
-    parts = (status, status.counts, status.held, status.drafts, model, status.audit, status.disk)
+    parts = (status, status.counts, status.held, status.drafts, status.audit, status.disk)
     found = (getattr(part, f.name) for part in parts if part is not None for f in fields(part))
     return {value for value in found if isinstance(value, int) and not isinstance(value, bool)}
 

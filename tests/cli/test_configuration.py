@@ -94,6 +94,7 @@ VALUES: dict[str, tuple[str, object, object]] = {
     "max_queue": ("3", 3, 3),
     "max_batch": ("2", 2, 2),
     "drafts": ("auto", "auto", "auto"),
+    "mtp": ("off", "off", "off"),
     "draft_model": ("small", "small", "small"),
     "prefill_chunk": ("64", 64, 64),
     "max_stall_ms": ("20", 20, 20),

@@ -88,13 +88,12 @@ class DrivenEngine:
         shares_from: int = SHARES_FROM,
         disk_block: int | None = None,
         load: Callable[[], LoadedModel] | None = None,
-        load_draft_model: Callable[[], LoadedModel] | None = None,
         thread: EngineThread | None = None,
         **settings: Any,
     ) -> None:
         """`model`: the architecture of a tiny model, or a directory; `load` makes another one.
 
-        `load_draft_model`: with this one to draft for it. `thread`: with other models.
+        `thread`: with other models.
         """
         # What runs while idle is for tests that ask for it.
         settings.setdefault("is_audit_off", True)
@@ -107,7 +106,6 @@ class DrivenEngine:
         self.loop = EngineClient(
             self.settings,
             load=load,
-            load_draft_model=load_draft_model,
             thread=thread,
             shares_from=shares_from,
             disk_block=disk_block,
@@ -192,7 +190,7 @@ class DrivenEngine:
         return self.loop.inspect().result(PATIENCE_S)
 
     def check(self) -> None:
-        self.ask(lambda worker: worker.check() if worker.draft_model is not None else worker.cache.check())
+        self.ask(lambda worker: worker.check() if worker.head is not None else worker.cache.check())
 
     def num_leases(self) -> int:
         return self.ask(lambda worker: sum(root.num_leases for root in worker.cache.tree.roots.values()))

@@ -33,7 +33,6 @@ def test_a_models_engine_that_another_thread_calls_raises() -> None:
         EngineThread(),
         name="none",
         load=None,
-        load_draft_model=None,
         shares_from=1,
         disk_block=None,
         nbytes=0,

@@ -20,7 +20,7 @@ from reprise.cli.configuration import Configuration, with_options
 from reprise.cli.installation import mlx_fault
 from reprise.cli.process_limits import LEAST_DESCRIPTORS, weights_nbytes
 from reprise.cli.server_url import is_reprise_at
-from reprise.core.errors import DiskUnusable
+from reprise.core.errors import DiskUnusable, LoadFailed
 from reprise.core.installation import install_line, mend_line, this_installation
 from reprise.core.options import OFF
 from reprise.core.sizes import Amount, nbytes_text
@@ -46,7 +46,7 @@ class DoctorFinding:
     mend: str = ""
 
 
-@with_options(["model", "host", "port", "memory", "disk_directory", "disk_bytes", "draft_model", "drafts"])
+@with_options(["model", "host", "port", "memory", "disk_directory", "disk_bytes", "draft_model", "drafts", "mtp"])
 def doctor(configuration: Configuration) -> None:
     """Show what is missing on this machine and how to fix it.
 
@@ -74,10 +74,35 @@ def examine(configuration: Configuration) -> Iterator[DoctorFinding]:
     yield _descriptors()
     yield _port(configuration["host"], configuration["port"])
     yield _disk(configuration["disk_directory"], configuration["disk_bytes"])
+    heads = "off" if configuration["drafts"] == "off" else configuration["mtp"]
     for source in sources:
         yield _model(source)
+        yield from _head(source, mtp=heads)
     if draft_model is not None:
         yield _model(draft_model, subject="draft model")
+
+
+def _head(model: str | None, *, mtp: str) -> Iterator[DoctorFinding]:
+    """What a local model's files say of its head; nothing if it has none and promises none."""
+    path = Path(model or "").expanduser()
+    if model is None or not (path / "config.json").is_file():
+        return
+    try:
+        from reprise.engine.models.heads import look_for_head  # noqa: PLC0415 (imports MLX)
+        from reprise.engine.models.model_files import read_config  # noqa: PLC0415
+
+        found = look_for_head(read_config(path, model), path, mtp=mtp)
+    except ImportError:
+        return  # Which is a finding of its own.
+    except (LoadFailed, RuntimeError, OSError) as error:
+        yield DoctorFinding(subject="head (MTP)", verdict=Severity.WRONG, text=str(error), mend="Or use --mtp off.")
+        return
+    if found is not None and found.is_there:
+        text = f"in {found.place}, {nbytes_text(found.nbytes)}"
+        yield DoctorFinding(subject="head (MTP)", verdict=Severity.FINE, text=text)
+    elif found is not None:
+        mend = "A conversion that keeps it, or a drafter folder with --mtp DIR, makes answers faster."
+        yield DoctorFinding(subject="head (MTP)", verdict=Severity.ODD, text=f"none: {found.reason}", mend=mend)
 
 
 def _python() -> DoctorFinding:

@@ -20,7 +20,7 @@ from reprise.api.service.served import Served, served_model
 from reprise.api.service.service import ChatService
 from reprise.chat.templates.template import syntax_fault
 from reprise.cli.agents import AGENTS
-from reprise.cli.inspection import CHAT_TOKENS, count_layers, idle_chats
+from reprise.cli.inspection import CHAT_TOKENS, count_layers, describe_head, idle_chats
 from reprise.cli.process_limits import weights_nbytes
 from reprise.cli.served_models import EngineGroup, ModelEntry, engine_groups, served_models
 from reprise.cli.server_url import DEFAULT_URL
@@ -131,6 +131,8 @@ class ServingEngines:
             budget = engine.status().held.budget_nbytes
             for line in banner(service.served, engine.footprint().result(), budget=budget, url=url):
                 log.info("%s", line)
+            if loaded.head is not None:
+                log.info("head (MTP): %s", describe_head(loaded))
             if (line := disk_line(self._of_first, engine.status().disk)) is not None:
                 log.info("%s", line)
         read = read_machine if group is None else group.read_machines

@@ -27,7 +27,12 @@ def inspect(
     from reprise.engine.models.load import load_model  # noqa: PLC0415
 
     with refusals():
-        loaded = load_model(settings.model, kv_bits=settings.kv_bits, kv_group_size=settings.kv_group_size)
+        loaded = load_model(
+            settings.model,
+            kv_bits=settings.kv_bits,
+            kv_group_size=settings.kv_group_size,
+            mtp=settings.head_source,
+        )
         budget = share.of(memory.device_bytes()) if share is not None else memory.default_budget(loaded.nbytes)
         inspection = inspect_model(loaded, budget=budget)
     if as_numbers:

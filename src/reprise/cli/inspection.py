@@ -13,11 +13,12 @@ from reprise.chat.text_model import TextModel
 from reprise.core.clock import monotonic
 from reprise.core.errors import BadRequest
 from reprise.core.kinds import Chunk, Footprint, Full, KvKind, Layout, Window
+from reprise.core.sizes import nbytes_text
 from reprise.engine.models.load import LoadedModel
 from reprise.engine.models.vision import blank_image
 from reprise.engine.running.batching import reason_to_run_alone
 from reprise.engine.running.runner import Runner
-from reprise.engine.states.blueprint import KvSpec, PartsSpec, Spec, StateSpec
+from reprise.engine.states.blueprint import HiddenSpec, KvSpec, PartsSpec, Spec, StateSpec
 from reprise.engine.states.seeing import Positions
 from reprise.plan.checkpoints import interval_tokens, make_plan
 
@@ -109,6 +110,7 @@ class TemplateReport:
     interval: int | None
     cache_bytes: int
     chats: tuple[Chats, ...]
+    head: str
     images: Images | None = None
     """None: it takes text alone."""
 
@@ -144,6 +146,7 @@ def inspect_model(loaded: LoadedModel, *, budget: int) -> TemplateReport:
         interval=None if layout.resumes_anywhere else interval,
         cache_bytes=budget,
         chats=tuple(idle_chats(tokens, footprint, budget) for tokens in CHAT_TOKENS),
+        head=describe_head(loaded),
         images=images_of(loaded),
     )
 
@@ -175,6 +178,19 @@ _POSITIONS = {
     Positions.INDEX: "told to it",
     Positions.GRID: "told to it, by rows and columns in images",
 }
+
+
+def describe_head(loaded: LoadedModel) -> str:
+    """The model's head: where it came from and what it takes, or why there is none."""
+    head = loaded.head
+    if head is None:
+        return "none"
+    if not head.is_there:
+        return f"none: {head.reason}"
+    share = 100 * head.nbytes / loaded.nbytes
+    weights, each = nbytes_text(head.nbytes), nbytes_text(head.nbytes_per_token)
+    kind = "draft model" if head.is_model else "from"
+    return f"{kind} {head.place}: {weights} of weights, {share:.1f} % of the model's; {each} per token"
 
 
 def tool_calls_of(text_model: TextModel) -> ToolCalls:
@@ -226,12 +242,16 @@ def count_layers(specs: Sequence[Spec]) -> tuple[Layers, ...]:
 
 def _describe(spec: Spec) -> str:
     match spec:
+        case KvSpec(kind=kind, is_of_head=True):
+            return f"{describe_kind(kind)} (head)"
         case KvSpec(kind=kind, bits=int(bits)):
             return f"{describe_kind(kind)}, {bits}-bit KV"
         case KvSpec(kind=kind):
             return describe_kind(kind)
         case StateSpec():
             return "recurrent state"
+        case HiddenSpec():
+            return "last hidden state"
         case PartsSpec(parts=parts):
             return " and ".join(_describe(part) for part in parts)
         case _:

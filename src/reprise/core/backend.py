@@ -77,26 +77,10 @@ class DraftSource(StrEnum):
     """Prompts and answers of the same namespace, including this request's prompt."""
     GRAMMAR = "grammar"
     """The only tokens that the grammar allows."""
+    HEAD = "head"
+    """Computed by the model's own head."""
     DRAFT_MODEL = "draft-model"
     """Computed by a smaller model."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DraftModelStatus:
-    """What a draft model holds and has computed."""
-
-    name: str
-    weights_nbytes: int
-    state_nbytes: int
-    """Layer states, stored and running."""
-    num_reused: int = 0
-    """Tokens of prompts and answers that it reused from its cache."""
-    num_loaded: int = 0
-    """Of these, the tokens that were read from disk for it."""
-    num_prefilled: int = 0
-    """Tokens that it computed, including those it undid and computed again."""
-    num_settled: int = 0
-    """Tokens that it computed of next turns while the server was idle; not part of `num_prefilled`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,8 +93,6 @@ class DraftStatus:
     """Decode time saved, compared to passes over one token."""
     nbytes: int = 0
     """Memory of the text that drafts are looked up in."""
-    model: DraftModelStatus | None = None
-    """None if there is no draft model."""
 
 
 EVICTION_REASONS = ("budget", "cleared", "audit")
@@ -222,7 +204,7 @@ def total_of(statuses: Sequence[Status]) -> Status:
         num_decoding=sum(status.num_decoding for status in statuses),
         counts=_sum(Counts, [status.counts for status in statuses]),
         held=_sum(Held, [status.held for status in statuses], budget_nbytes=first.held.budget_nbytes),
-        drafts=_drafts_of(drafts) if drafts else None,
+        drafts=_sum(DraftStatus, drafts) if drafts else None,
         disk=disk_of(on_disk) if on_disk else None,
         audit=_sum(AuditTotals, [s.audit for s in statuses], worst=max(s.audit.worst for s in statuses)),
         num_inspections=max(status.num_inspections for status in statuses),
@@ -240,7 +222,7 @@ def total_of(statuses: Sequence[Status]) -> Status:
     )
 
 
-T = TypeVar("T", Counts, Held, DraftStatus, DraftModelStatus, AuditTotals, OnDisk)
+T = TypeVar("T", Counts, Held, DraftStatus, AuditTotals, OnDisk)
 
 
 def _sum(kind: type[T], records: Sequence[T], **given: Any) -> T:
@@ -264,12 +246,6 @@ def _sum_by_key(mappings: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             # Verdicts are not numbers; a job belongs to one model.
             total[key] = total.get(key, 0) + value if isinstance(value, int) else value
     return total
-
-
-def _drafts_of(drafts: Sequence[DraftStatus]) -> DraftStatus:
-    models = [status.model for status in drafts if status.model is not None]
-    name = ", ".join(dict.fromkeys(model.name for model in models))
-    return _sum(DraftStatus, drafts, model=_sum(DraftModelStatus, models, name=name) if models else None)
 
 
 def disk_of(models: Sequence[OnDisk]) -> OnDisk:

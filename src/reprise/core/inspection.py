@@ -20,8 +20,6 @@ class PhaseName(StrEnum):
     """Waiting for a read from disk."""
     PREFILLING = "prefilling"
     DECODING = "decoding"
-    SETTLING_DRAFT = "settling_draft"
-    """The draft model settles what the model has settled."""
 
 
 class LastUse(StrEnum):

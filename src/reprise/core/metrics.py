@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from reprise.core.backend import EVICTION_REASONS, DraftModelStatus, DraftSource, DraftStatus, Status, WeightsState
+from reprise.core.backend import EVICTION_REASONS, DraftSource, DraftStatus, Status, WeightsState
 from reprise.core.inspection import OnDisk
 
 Reading = float | Mapping[str, int] | None
@@ -92,14 +92,6 @@ def _by_source(field: str, family: str, text: str, read: Callable[[DraftStatus],
         label="source",
         expected=tuple(map(str, DraftSource)),
     )
-
-
-def _of_draft_model(read: Callable[[DraftModelStatus], int]) -> Callable[[Status], Reading]:
-    def read_if_there(status: Status) -> Reading:
-        model = None if status.drafts is None else status.drafts.model
-        return None if model is None else read(model)
-
-    return read_if_there
 
 
 def _on_disk(read: Callable[[OnDisk], int | None]) -> Callable[[Status], Reading]:
@@ -227,48 +219,6 @@ METRICS: Sequence[Metric] = (
         "bytes",
         "Memory of the text that drafts are looked up in.",
         lambda s: None if s.drafts is None else s.drafts.nbytes,
-    ),
-    _gauge(
-        "draft_model_weights_bytes",
-        "draft_model_weights_bytes",
-        "bytes",
-        "Weights of the draft model that are in memory.",
-        _of_draft_model(lambda m: m.weights_nbytes),
-    ),
-    _gauge(
-        "draft_model_state_bytes",
-        "draft_model_state_bytes",
-        "bytes",
-        "Layer state of the draft model: its prefix cache and running sequences, within the budget.",
-        _of_draft_model(lambda m: m.state_nbytes),
-    ),
-    _counter(
-        "draft_model_reused",
-        "draft_model_reused_tokens",
-        "tokens",
-        "Tokens of chats that the draft model reused from its prefix cache.",
-        _of_draft_model(lambda m: m.num_reused),
-    ),
-    _counter(
-        "draft_model_loaded",
-        "draft_model_loaded_tokens",
-        "tokens",
-        "Tokens of chats that the draft model read from disk.",
-        _of_draft_model(lambda m: m.num_loaded),
-    ),
-    _counter(
-        "draft_model_prefilled",
-        "draft_model_prefilled_tokens",
-        "tokens",
-        "Tokens of chats that the draft model computed.",
-        _of_draft_model(lambda m: m.num_prefilled),
-    ),
-    _counter(
-        "draft_model_settled",
-        "draft_model_settled_tokens",
-        "tokens",
-        "Tokens of next turns that the draft model computed while the server was idle.",
-        _of_draft_model(lambda m: m.num_settled),
     ),
     _counter("evictions", None, "items", "Items evicted from the prefix cache.", lambda s: s.counts.num_evictions),
     Metric(

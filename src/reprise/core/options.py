@@ -298,6 +298,7 @@ def _written_file(given: object, folder: Path) -> str:
 WRITTEN_FILE = OptionKind(metavar="FILE", parse=_written_file)
 """A file that the server writes, in a directory that exists."""
 
+AUTO = "auto"
 OFF = "off"
 """Instead of a directory: none."""
 
@@ -314,6 +315,15 @@ def _directory(given: object, folder: Path) -> str:
 
 DIRECTORY = OptionKind(metavar="DIR", parse=_directory)
 """A directory, which need not exist yet, or the URL of an object store."""
+
+
+def _found_directory(given: object, folder: Path) -> str:
+    text = _text(given)
+    return text if text in (AUTO, OFF) else _directory(text, folder)
+
+
+FOUND_DIRECTORY = OptionKind(metavar="auto|off|DIR", parse=_found_directory)
+"""A directory; `auto`: wherever it is found."""
 
 
 def _model(given: object, folder: Path) -> str:

@@ -11,8 +11,10 @@ from typing import Annotated, Any, get_type_hints
 from reprise.core.options import (
     AMOUNT,
     AMOUNT_OR_ZERO,
+    AUTO,
     DIRECTORY,
     FILE,
+    FOUND_DIRECTORY,
     HOST_NAMES,
     MODEL,
     NAMED_DIRECTORIES,
@@ -38,7 +40,7 @@ KV_GROUP_SIZES = (32, 64, 128)
 DISK_BYTES = Bytes(20 * 10**9)
 DISK_DAILY_WRITES = Bytes(150 * 10**9)
 """Ten years of it are less than what an SSD of a terabyte is made for."""
-AUTO, NEVER, ALWAYS = "auto", "never", "always"
+NEVER, ALWAYS = "never", "always"
 BACKGROUND_MODES = (AUTO, NEVER, ALWAYS)
 """When next turns are settled, answers audited, prefixes written to disk, and draft models used."""
 DRAFT_MODES = ("auto", "off", "exact")
@@ -358,6 +360,7 @@ class Settings:
         _reuse(
             "disk-bytes",
             AMOUNT_OR_ZERO,
+            AUTO,
             "Space for --disk-cache, such as 50GB or 5% of the disk. In the platform's cache directory it is at most a "
             "tenth of what is free.",
         ),
@@ -367,6 +370,7 @@ class Settings:
         _reuse(
             "disk-daily-writes",
             AMOUNT_OR_ZERO,
+            AUTO,
             "Most bytes to write to the directory of --disk-cache in a day, to spare an SSD; 0: no limit.",
         ),
     ] = DISK_DAILY_WRITES
@@ -455,24 +459,38 @@ class Settings:
             one_of(*DRAFT_MODES),
             "off, auto or exact. Draft answers from earlier text and verify several tokens per pass. Answers stay the "
             "same; `exact` only uses passes whose logits equal those of single steps to the last bit. Off if not set, "
-            "auto with a draft model.",
+            "auto with a head or a draft model.",
         ),
     ] = None
+    mtp: Annotated[
+        str,
+        _load(
+            "mtp",
+            FOUND_DIRECTORY,
+            "The model's head that guesses next tokens (MTP): auto takes it from the model's files where they have "
+            "one, a directory has it in place of them. A model with a head drafts unless --drafts off.",
+        ),
+    ] = AUTO
     draft_model: Annotated[
         str | None,
         _load(
             "draft-model",
             MODEL,
-            "A small model with the same tokenizer, to draft answers where no earlier text continues them. A local "
-            "directory or a Hugging Face repository id.",
+            "A small model with the same tokenizer, to draft answers in place of a head. It runs beside the model, "
+            "and its state is cached with it. A local directory or a Hugging Face repository id.",
         ),
     ] = None
     background: Annotated[
         str,
         _load(
             "background",
+<<<<<<< HEAD
             one_of(*BACKGROUND_MODES),
             "When to do what nobody waits for (settling, auditing, disk writes, draft models): auto (not on a low "
+=======
+            TextKind(choices=BACKGROUND_MODES),
+            "When to do what nobody waits for (settling, auditing, disk writes): auto (not on a low "
+>>>>>>> 6f67084a (Heads: what guesses a model's next tokens is a layer of it)
             "battery, in low-power mode or when the machine is hot), never, always.",
         ),
     ] = AUTO
@@ -485,11 +503,14 @@ class Settings:
     ] = 100
 
     @property
-    def draft_mode(self) -> str:
-        """How answers are drafted: one of `DRAFT_MODES`."""
-        if self.drafts is not None:
-            return self.drafts
-        return "off" if self.draft_model is None else "auto"
+    def draft_mode(self) -> str | None:
+        """How answers are drafted: one of `DRAFT_MODES`; None: as the model has a head or not."""
+        return self.drafts if self.drafts is not None or self.draft_model is None else "auto"
+
+    @property
+    def head_source(self) -> str:
+        """Where the model's head is: `mtp`, or "off" where nothing is drafted, or by another model."""
+        return "off" if self.drafts == "off" or self.draft_model is not None else self.mtp
 
     def __post_init__(self) -> None:
         for name, option in OPTIONS.items():
@@ -529,6 +550,7 @@ MODEL_OPTIONS: Mapping[str, Option] = {
         "images",
         "kv_bits",
         "kv_group_size",
+        "mtp",
         "draft_model",
         "keep_alive_s",
         "preloads",

@@ -39,8 +39,12 @@ _MARGIN = 1.04
 _OPTIMISM = 0.02
 """Assumed cost of another token while only passes of one token were measured, as a fraction of such a pass."""
 
-_PREFILL_SPEEDUP = 8
-"""How much less a token takes in a long pass than alone, before that was seen."""
+_TRIAL = 6.0
+"""What its drafts may lose until it rests, in passes over one token: enough to learn how often they are right."""
+_MOST_CREDIT = 32.0
+"""What it may at most have saved, in the same unit: what was earned long ago is no reason to lose it."""
+_SHARE_OF_TRIALS = 0.005
+"""The share of the time that answers take which it may lose on trials after that."""
 
 _PRIOR_TRIALS = 4.0
 _MEMORY = 64.0
@@ -53,6 +57,7 @@ _PRIOR = {
     DraftSource.PREDICTION: 0.8,
     DraftSource.HISTORY: 0.6,
     DraftSource.GRAMMAR: 0.99,
+    DraftSource.HEAD: 0.7,
     DraftSource.DRAFT_MODEL: 0.7,
 }
 """Prior probability that the next token of a draft is accepted."""
@@ -230,34 +235,46 @@ def _between(before: float, after: float) -> float:
 
 
 class DraftCosts:
-    """The seconds of a draft model's passes: medians of the last few."""
+    """The seconds of a guessed token: the median of the last few."""
 
     def __init__(self, *, relative: float) -> None:
-        """`relative`: its size, as a fraction of the other model's."""
-        self._relative = relative
+        """`relative`: the size of what guesses, as a fraction of the model's."""
+        self.relative = relative
         self._steps: deque[float] = deque(maxlen=_KEPT_SINGLES)
-        self._tokens: deque[float] = deque(maxlen=_KEPT_SINGLES)
-        self._has_guessed = self._has_prefilled = False
+        self._has_guessed = False
 
     def step_s(self, passes: PassCosts) -> float:
-        """Of a drafted token. Before it was seen: decoding reads the weights, so it follows from their size."""
-        return median_low(self._steps) if self._steps else passes.one_s * self._relative
-
-    def token_s(self, passes: PassCosts) -> float:
-        """Of a token of what it has to compute before it can draft."""
-        return median_low(self._tokens) if self._tokens else self.step_s(passes) / _PREFILL_SPEEDUP
+        """Of a guessed token. Before it was seen: decoding reads the weights, so it follows from their size."""
+        return median_low(self._steps) if self._steps else passes.one_s * self.relative
 
     def note_steps(self, num: int, seconds: float) -> None:
-        """So many tokens were drafted in so many passes. The first of all may have compiled its kernels."""
+        """So many tokens were guessed one after the other. The first time may have compiled kernels."""
         if self._has_guessed:
             self._steps.append(seconds / num)
         self._has_guessed = True
 
-    def note_prefill(self, num_tokens: int, seconds: float) -> None:
-        """So many tokens were computed in one pass."""
-        if self._has_prefilled:
-            self._tokens.append(seconds / num_tokens)
-        self._has_prefilled = True
+
+class DraftAccount:
+    """What drafts have brought so far, less what they cost, in passes of the other model over one token.
+
+    Where they lose, their model rests: what it may lose from then on is a small share of the time that answers take.
+    """
+
+    def __init__(self) -> None:
+        self.balance = 0.0
+
+    @property
+    def is_overdrawn(self) -> bool:
+        return self.balance < -_TRIAL
+
+    def add(self, num_passes: float) -> None:
+        """Drafts have saved so many passes; less than 0: they have cost them."""
+        self.balance = max(-2 * _TRIAL, min(_MOST_CREDIT, self.balance + num_passes))
+
+    def note_answered(self, num_tokens: int) -> None:
+        """So many tokens of answers were decoded."""
+        if self.balance < 0:
+            self.balance = min(0.0, self.balance + _SHARE_OF_TRIALS * num_tokens)
 
 
 @dataclass(slots=True)

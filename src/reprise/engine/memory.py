@@ -111,16 +111,9 @@ def room_beside(model_nbytes: int) -> int:
     return int((device_bytes() - model_nbytes) * _MARGIN)
 
 
-def cache_budget(settings: Settings, loaded: LoadedModel, *, least: int, beside: int = 0) -> int:
-    """Bytes for the prefix cache and live sequences. Raises LoadFailed if that is less than `least`.
-
-    `beside`: bytes of the weights of a draft model.
-    """
-    wanted = (
-        default_budget(loaded.nbytes + beside)
-        if settings.cache_bytes is None
-        else settings.cache_bytes.of(device_bytes())
-    )
+def cache_budget(settings: Settings, loaded: LoadedModel, *, least: int) -> int:
+    """Bytes for the prefix cache and live sequences. Raises LoadFailed if that is less than `least`."""
+    wanted = default_budget(loaded.nbytes) if settings.cache_bytes is None else settings.cache_bytes.of(device_bytes())
     if loaded.room_elsewhere is not None:
         wanted = min(wanted, loaded.room_elsewhere)
     if settings.memory is None:

@@ -39,7 +39,7 @@ _READ_AHEAD_NBYTES = 64 << 20
 
 
 class OpenedDisks:
-    """The disk caches of a model and its draft model, opened before the engine thread needs them.
+    """The disk caches of models, opened before the engine thread needs them.
 
     Opening waits for the directory's lock and reads the headers of all records.
     """
@@ -51,21 +51,21 @@ class OpenedDisks:
         self._opened: dict[str, DiskCache] = {}
         """By the fingerprint of the weights, until it is taken."""
 
-    def open(self, loaded: LoadedModel, *, share: float = 1.0) -> None:
+    def open(self, loaded: LoadedModel) -> None:
         """Open a model's disk cache, on any thread. Raises DiskUnusable."""
         if self._settings.disk_directory is None or loaded.fingerprint in self._opened:
             return
         footprint = footprint_of(loaded.model, loaded.blueprint)
-        disk = open_disk(self._settings, loaded, footprint, block=self._block, share=share)
+        disk = open_disk(self._settings, loaded, footprint, block=self._block)
         if disk is not None:
             self._opened[loaded.fingerprint] = disk
 
-    def take(self, loaded: LoadedModel, footprint: Footprint, *, share: float = 1.0) -> DiskCache | None:
+    def take(self, loaded: LoadedModel, footprint: Footprint) -> DiskCache | None:
         """The disk cache of a model; opened now if it is not. Raises DiskUnusable."""
         opened = self._opened.pop(loaded.fingerprint, None)
         if opened is not None:
             return opened
-        return open_disk(self._settings, loaded, footprint, block=self._block, share=share)
+        return open_disk(self._settings, loaded, footprint, block=self._block)
 
     def close(self) -> None:
         """Close what was not taken, on another thread."""
@@ -75,11 +75,11 @@ class OpenedDisks:
 
 
 def open_disk(
-    settings: Settings, loaded: LoadedModel, footprint: Footprint, *, block: int | None = None, share: float = 1.0
+    settings: Settings, loaded: LoadedModel, footprint: Footprint, *, block: int | None = None
 ) -> DiskCache | None:
     """The disk cache in the settings, or None. Raises DiskUnusable.
 
-    `block`: tokens per block; None: chosen for the model. `share`: what its records may take of `--disk-bytes`.
+    `block`: tokens per block; None: chosen for the model.
     """
     if settings.disk_directory in (None, OFF) or not settings.has_prefix_cache:
         return None
@@ -110,13 +110,11 @@ def open_disk(
     if loaded.parts_elsewhere is not None:
         parts = loaded.parts_elsewhere.open(fingerprint=fingerprint, block=block, resumes_anywhere=resumes_anywhere)
         max_bytes = min(max_bytes, parts.max_bytes)
-    max_own_bytes = int(share * max_bytes)
-    if max_own_bytes < least and is_default:
+    if max_bytes < least and is_default:
         log.warning("Prefixes of %s are not stored on disk: there is too little room. Set --disk-bytes.", loaded.name)
         return None
-    if max_own_bytes < least:
-        of_them = f", of which {max_own_bytes:,} are its share" if share < 1 else ""
-        raise DiskUnusable(f"--disk-bytes is {max_bytes:,}{of_them}; this model needs at least {least:,}.")
+    if max_bytes < least:
+        raise DiskUnusable(f"--disk-bytes is {max_bytes:,}; this model needs at least {least:,}.")
     writes = None
     if isinstance(directory, Path):
         daily = settings.disk_daily_writes.of(file_system_nbytes(directory))
@@ -126,7 +124,6 @@ def open_disk(
         directory,
         fingerprint=fingerprint,
         max_bytes=max_bytes,
-        max_own_bytes=max_own_bytes,
         block=block,
         resumes_anywhere=resumes_anywhere,
         read_ahead_bytes=_READ_AHEAD_NBYTES,

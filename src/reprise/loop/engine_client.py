@@ -43,7 +43,6 @@ class EngineClient:
         settings: Settings,
         *,
         load: Callable[[], LoadedModel] | None = None,
-        load_draft_model: Callable[[], LoadedModel] | None = None,
         shares_from: int = SHARES_FROM,
         disk_block: int | None = None,
         thread: EngineThread | None = None,
@@ -52,8 +51,8 @@ class EngineClient:
         is_pinned: bool = False,
         keep_alive_s: float | None = None,
     ) -> None:
-        """`load` gives the model, and `load_draft_model` its draft model. By default those that `settings` name,
-        downloaded if it is the first to be loaded here or `settings` say so.
+        """`load` gives the model. By default the one that `settings` name, downloaded if it is the first
+        to be loaded here or `settings` say so.
 
         `shares_from`: sequences of at least this length share their buffers with the cache. `disk_block`: tokens per
         block on disk, None: chosen for the model. `thread`: an engine thread shared with other models, each with its
@@ -69,7 +68,6 @@ class EngineClient:
             self._thread,
             name=self.name,
             load=load,
-            load_draft_model=load_draft_model,
             shares_from=shares_from,
             disk_block=disk_block,
             nbytes=nbytes,
@@ -175,7 +173,7 @@ class EngineClient:
         # First: what is published after it counts all jobs that have ended.
         is_idle = self._gate.is_idle
         # Read here: the disk writer runs while the loop sleeps, and does not publish.
-        on_disk = stats_of(self._engine.disks)
+        on_disk = stats_of(self._engine.disk)
         stalled_s = self._thread.heartbeat.stalled_s
         return replace(
             self._engine.published,
@@ -236,8 +234,7 @@ class EngineClient:
 
     def hurry(self) -> None:
         def hurry(worker: Worker) -> None:
-            for tier in worker.tiers:
-                tier.hurry()
+            worker.disk.hurry()
 
         self.call(hurry)
 

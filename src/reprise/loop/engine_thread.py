@@ -335,17 +335,8 @@ class EngineThread:
         self._charge_weights()
         device_memory.give_back()
 
-    def release_draft_model(self) -> bool:
-        """Release the weights of one draft model to make room for requests. False if that frees nothing."""
-        if not any(engine.release_draft_model() for engine in self._engines.values()):
-            return False
-        self._give_back()
-        return True
-
     def _unload_one(self) -> bool:
-        """Unload a draft model, or the least recently used idle model, when nothing is left to evict. False if none."""
-        if self.release_draft_model():
-            return True
+        """Unload the least recently used idle model, when nothing is left to evict. False if none."""
         states = [state for engine in self._engines.values() if not (state := engine.state()).is_pinned]
         idle = [s for s in states if s.is_loaded and not s.is_used and not s.has_requests]
         if not idle:

@@ -121,9 +121,9 @@ def _lives(requests: Sequence[RunningRequest]) -> list[LiveSequence]:
     return lives
 
 
-def make_drafts(runner: Runner, mode: str, *, earlier: EarlierTexts) -> Drafts | None:
-    """The drafts of a model; None if they are off or it cannot verify them."""
-    if mode == "off" or not runner.can_verify:
+def make_drafts(runner: Runner, mode: str | None, *, earlier: EarlierTexts) -> Drafts | None:
+    """The drafts of a model; None if they are off or it cannot verify them. `mode`: see `Settings.draft_mode`."""
+    if mode == "off" or (mode is None and not runner.can_guess) or not runner.can_verify:
         return None
     most = max(PASS_SIZES)
     if mode == "exact":

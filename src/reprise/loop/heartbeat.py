@@ -25,8 +25,8 @@ class Heartbeat:
         self._clock = clock
         self._since_s: float | None = None
         """Time of the last progress; None if there is nothing to do."""
-        self._counts: tuple[tuple[Counts, int], ...] = ((Counts(), 0),)
-        """Of each model, with the tokens that its draft model has settled."""
+        self._counts: tuple[Counts, ...] = (Counts(),)
+        """Of each model."""
 
     @property
     def stalled_s(self) -> float:
@@ -45,15 +45,10 @@ class Heartbeat:
 
     def note(self, *models: Status) -> None:
         """Record the status of every model after a command or step."""
-        counts = tuple((status.counts, _num_settled(status)) for status in models)
+        counts = tuple(status.counts for status in models)
         if self._since_s is not None and (all(status.is_idle for status in models) or counts != self._counts):
             self._since_s = self._clock()
         self._counts = counts
-
-
-def _num_settled(status: Status) -> int:
-    model = status.drafts.model if status.drafts is not None else None
-    return model.num_settled if model is not None else 0
 
 
 class Watched(Protocol):

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import replace
 
 from reprise.cache.prefix_cache import PrefixCache
-from reprise.core.backend import Counts, DraftStatus, Held, Lookup, Status, disk_of
+from reprise.core.backend import Counts, Held, Lookup, Status, disk_of
 from reprise.core.inspection import (
     InspectedEviction,
     InspectedMemory,
@@ -23,7 +21,7 @@ from reprise.core.prompt import Prompt
 from reprise.disk.store.cache import DiskCache
 from reprise.engine import memory as device_memory
 from reprise.engine.running.runner import LiveSequence
-from reprise.loop.requests import Decoding, Ended, Prefilling, RunningRequest, SettlingDraft, Waiting
+from reprise.loop.requests import Decoding, Ended, Prefilling, RunningRequest, Waiting
 from reprise.loop.tree_inspection import inspect_tree
 from reprise.loop.worker import Worker
 from reprise.memory import Account
@@ -55,15 +53,8 @@ def status_of(worker: Worker) -> Status:
             index_nbytes=4 * stats.num_tokens + 512 * stats.num_nodes,
             evicted_by_reason=stats.evictions,
         ),
-        drafts=_drafts(worker),
+        drafts=None if worker.drafts is None else worker.drafts.status(),
     )
-
-
-def _drafts(worker: Worker) -> DraftStatus | None:
-    if worker.drafts is None:
-        return None
-    model = worker.draft_model.status() if worker.draft_model is not None else None
-    return replace(worker.drafts.status(), model=model)
 
 
 def lookup(worker: Worker, prompt: Prompt, *, namespace: str) -> Lookup:
@@ -95,9 +86,9 @@ def lookup(worker: Worker, prompt: Prompt, *, namespace: str) -> Lookup:
     )
 
 
-def stats_of(disks: Sequence[DiskCache]) -> OnDisk | None:
-    """What these disk caches, of one directory, hold together; None: there are none. Thread-safe."""
-    return disk_of([disk.stats() for disk in disks]) if disks else None
+def stats_of(disk: DiskCache | None) -> OnDisk | None:
+    """What a disk cache holds; None: there is none. Thread-safe."""
+    return None if disk is None else disk_of([disk.stats()])
 
 
 def inspect(
@@ -105,7 +96,7 @@ def inspect(
 ) -> Inspection:
     """What is there now, with the `max_nodes` nodes of a part of the tree that were used last. O(those).
 
-    `weights_nbytes`: of the model's weights and its draft model's, 0 while they are not here.
+    `weights_nbytes`: of the model's weights, 0 while they are not here.
     """
     requests = worker.requests.values()
     return Inspection(
@@ -115,9 +106,9 @@ def inspect(
         num_sequences=worker.runner.num_sequences,
         tree=inspect_tree(worker.cache, worker.disk.cache, requests, max_nodes=max_nodes, now_s=now_s, part=part),
         memory=_inspect_memory(worker, weights_nbytes=weights_nbytes),
-        disk=stats_of(worker.disks),
+        disk=stats_of(worker.disk.cache),
         reads=worker.disk.reads(),
-        num_unwritten=sum(tier.num_unwritten for tier in worker.tiers),
+        num_unwritten=worker.disk.num_unwritten,
     )
 
 
@@ -155,8 +146,6 @@ def _phase(request: RunningRequest) -> PhaseName:
             return PhaseName.PREFILLING
         case Decoding():
             return PhaseName.DECODING
-        case SettlingDraft():
-            return PhaseName.SETTLING_DRAFT
         case Ended():
             raise AssertionError(f"{request.id} has ended, and is among the requests")
 
@@ -170,13 +159,8 @@ def _nbytes(live: LiveSequence) -> int:
 
 
 def _inspect_memory(worker: Worker, *, weights_nbytes: int) -> InspectedMemory:
-    """What the model holds, and its draft model with it."""
-    footprint, draft_model = worker.runner.footprint, worker.draft_model
-    memories = [worker.memory] if draft_model is None else [worker.memory, draft_model.memory]
-
-    def held(account: Account) -> int:
-        return sum(memory.nbytes(account) for memory in memories)
-
+    """What the model holds."""
+    footprint, held = worker.runner.footprint, worker.memory.nbytes
     return InspectedMemory(
         token_nbytes=footprint.full,
         snapshot_nbytes=footprint.snapshot,

@@ -17,7 +17,6 @@ from typing import Any, Protocol, TypeVar
 from reprise.core.backend import Status, WeightsState
 from reprise.core.errors import (
     CacheNotCleared,
-    DiskUnusable,
     EngineFailed,
     RepriseError,
     ShuttingDown,
@@ -29,12 +28,11 @@ from reprise.core.settings import Settings
 from reprise.disk.store.cache import DiskCache
 from reprise.engine.memory import paging_hint
 from reprise.engine.models.adapters import SharedBases
+from reprise.engine.models.companion import with_companion
 from reprise.engine.models.load import LoadedModel, load_model
-from reprise.engine.models.vocabulary import check_draft_model
 from reprise.engine.running.batching import reason_to_run_alone
 from reprise.loop.admission import Gate
 from reprise.loop.disk import OpenedDisks
-from reprise.loop.draft_model import share_of_disk
 from reprise.loop.inspection import status_of
 from reprise.loop.inspection_queue import InspectionQueue
 from reprise.loop.preemption import Preemption
@@ -73,14 +71,10 @@ class Host(Protocol):
         """Run a command on the thread between two steps."""
         ...
 
-    def release_draft_model(self) -> bool:
-        """Release the weights of one draft model to make room for requests. False if that frees nothing."""
-        ...
-
 
 class ModelEngine:
     """The worker and the weights of one model. Methods are the engine thread's, unless they say so; any thread may read
-    `published`, `nbytes`, `disk` and `disks`, which are replaced as a whole."""
+    `published`, `nbytes` and `disk`, which are replaced as a whole."""
 
     def __init__(
         self,
@@ -90,7 +84,6 @@ class ModelEngine:
         *,
         name: str,
         load: Callable[[], LoadedModel] | None,
-        load_draft_model: Callable[[], LoadedModel] | None,
         shares_from: int,
         disk_block: int | None,
         nbytes: int,
@@ -105,7 +98,6 @@ class ModelEngine:
         self.nbytes = nbytes
         self._host = host
         self._load = load
-        self._load_draft_model = load_draft_model
         self._made: Worker | None = None
         """See `_worker`."""
         self._weights = _Weights(is_pinned=is_pinned, keep_alive_s=keep_alive_s)
@@ -114,8 +106,6 @@ class ModelEngine:
         self._tried: tuple[str, str | None] = ("", None)
         """The fingerprint of the weights that were read last, and why their sequences run one at a time."""
         self.disk: DiskCache | None = None
-        self.disks: tuple[DiskCache, ...] = ()
-        """The disk caches of the model and its draft model."""
         self.gate = gate
         self.published = Status(weights=WeightsState.UNLOADED)
         """Set after each command and step."""
@@ -364,49 +354,35 @@ class ModelEngine:
         """
         try:
             downloads = downloads or self._settings.downloads
-            loaded, draft_model = self._read(downloads=downloads), self._read_draft_model(downloads=downloads)
-            if draft_model is not None:
-                check_draft_model(draft_model, loaded)
+            loaded = self._read(downloads=downloads)
             if loaded.fingerprint != self._tried[0]:
                 # Not for weights that come back: it takes some twenty passes.
                 self._tried = loaded.fingerprint, reason_to_run_alone(loaded)
-            self._open_disks(loaded, draft_model)
-            self._weights.arriving = _Arriving(loaded=loaded, runs_alone=self._tried[1], draft_model=draft_model)
+            if self._made is None or self._made.runner.loaded.fingerprint != loaded.fingerprint:
+                self._disks.open(loaded)
+            self._weights.arriving = _Arriving(loaded=loaded, runs_alone=self._tried[1])
         except RepriseError as error:
             return error
         except Exception as error:
             log.exception("the engine could not start")
             return engine_failed("The engine could not start", error)
-        self.nbytes = loaded.held_nbytes + (0 if draft_model is None else draft_model.nbytes)
+        self.nbytes = loaded.held_nbytes
         return None
 
-    def _open_disks(self, loaded: LoadedModel, draft_model: LoadedModel | None) -> None:
-        """Open what a new worker, or a new draft model, will have on disk. Raises DiskUnusable."""
-        worker = self._made
-        is_new = worker is None or worker.runner.loaded.fingerprint != loaded.fingerprint
-        if is_new:
-            self._disks.open(loaded)
-        drafts = None if worker is None or worker.draft_model is None else worker.draft_model.runner.loaded
-        if draft_model is not None and (is_new or drafts is None or drafts.fingerprint != draft_model.fingerprint):
-            # The model is served without its draft model's records.
-            with suppress(DiskUnusable):
-                self._disks.open(draft_model, share=share_of_disk(draft_model, loaded))
-
     def _read(self, *, downloads: bool) -> LoadedModel:
-        return self._host.bases.load(self._settings, downloads=downloads) if self._load is None else self._load()
-
-    def _read_draft_model(self, *, downloads: bool) -> LoadedModel | None:
+        if self._load is not None:
+            return self._load()
         settings = self._settings
-        if self._load_draft_model is not None:
-            return self._load_draft_model()
+        loaded = self._host.bases.load(settings, downloads=downloads)
         if settings.draft_model is None or settings.draft_mode == "off":
-            return None
-        return load_model(
+            return loaded
+        companion = load_model(
             settings.draft_model,
             trusts_remote_code=settings.trusts_remote_code,
             downloads=downloads,
             images="off",
         )
+        return with_companion(loaded, companion)
 
     def take_weights(self, memory: SharedMemory | None) -> RepriseError | None:
         """Start to serve with the loaded weights; returns an error if that failed. Waiting requests continue."""
@@ -419,9 +395,9 @@ class ModelEngine:
             if self._worker is None:
                 self._made = self._make_worker(arriving, memory)
             else:
-                self._worker.load(loaded, arriving.draft_model)
+                self._worker.load(loaded)
             assert self._made is not None
-            self.disk, self.disks = self._made.disk.cache, self._made.disks
+            self.disk = self._made.disk.cache
         except RepriseError as error:
             return error
         except Exception as error:
@@ -444,21 +420,17 @@ class ModelEngine:
     def _make_worker(self, arriving: _Arriving, memory: SharedMemory | None) -> Worker:
         if arriving.runs_alone is not None:
             log.info("%s runs one sequence at a time: %s", arriving.loaded.name, arriving.runs_alone)
-        worker = Worker(
+        return Worker(
             arriving.loaded,
             self._settings,
             self.gate,
             can_batch=arriving.runs_alone is None,
-            draft_model=arriving.draft_model,
             shared=memory,
             shares_from=self._shares_from,
             disks=self._disks,
             # An empty command makes the loop run its next step.
             wake=lambda: self._host.call(lambda: self.run(lambda worker: None)),
         )
-        if memory is None:
-            worker.memory.shared.unload_one = self._host.release_draft_model
-        return worker
 
     def _drop_worker(self, why: str) -> None:
         """Drop worker and cache, whose state no longer matches the model."""
@@ -466,8 +438,7 @@ class ModelEngine:
         assert worker is not None
         log.warning("%s: %s, so its cached prefixes are dropped", self.name, why)
         worker.fail_all(EngineFailed(f"{self.name} was reloaded: {why}. Send the request again."))
-        for tier in worker.tiers:
-            tier.abandon()
+        worker.disk.abandon()
         worker.shutdown()
         worker.memory.leave()
         worker.preemption.others = ()
@@ -484,12 +455,6 @@ class ModelEngine:
     def note_unloaded(self) -> None:
         """Resolve the futures that wait for the weights' memory to be free, which it is now."""
         self._weights.end_dismissal()
-
-    def release_draft_model(self) -> bool:
-        """Release the draft model's weights. False if that frees nothing."""
-        nbytes = 0 if self._worker is None else self._worker.release_draft_model()
-        self.nbytes -= nbytes
-        return nbytes > 0
 
     def note_failure(self, error: RepriseError) -> None:
         """Loading failed: fail everything that waits for the model."""
@@ -529,7 +494,6 @@ class _Arriving:
 
     loaded: LoadedModel
     runs_alone: str | None
-    draft_model: LoadedModel | None
 
 
 @dataclass(slots=True, kw_only=True)

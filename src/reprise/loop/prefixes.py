@@ -118,7 +118,7 @@ class RequestPrefixes:
     def present(self) -> list[RunningRequest]:
         """The requests that run or could be admitted.
 
-        Not those that wait for the disk or for another's logits, nor those that only the draft model still settles.
+        Not those that wait for the disk or for another's logits.
         """
         for request in list(self._requests.values()):
             if isinstance(request.phase, Waiting) and not request.phase.is_matched:

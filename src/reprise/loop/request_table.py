@@ -12,7 +12,7 @@ from reprise.core.events import Event, Finished, FinishReason
 from reprise.core.job import Purpose
 from reprise.engine import memory as device_memory
 from reprise.loop.admission import Gate
-from reprise.loop.requests import Decoding, Ended, Prefilling, RunningRequest, SettlingDraft, Waiting
+from reprise.loop.requests import Decoding, Ended, Prefilling, RunningRequest, Waiting
 from reprise.loop.sequences import SequencePool
 from reprise.schedule.sharing import common_prefix_lengths
 
@@ -168,13 +168,11 @@ class RequestTable:
             if self._gate.ended(request.id):
                 self.emit(request, Finished(reason=reason, outcome=outcome, error=error))
 
-    def release(self, request: RunningRequest, phase: Waiting | SettlingDraft | Ended) -> None:
+    def release(self, request: RunningRequest, phase: Waiting | Ended) -> None:
         """Free what the request holds and enter `phase`. Does not raise, so that its client always gets an end."""
         before, position, tokens = request.phase, request.position, request.tokens_to(request.position)
         request.enter(phase)
         self.note_change(request)
-        if isinstance(before, SettlingDraft):
-            before.draft.end()
         if not isinstance(before, Prefilling | Decoding):
             return
         request.stats.reached = max(request.stats.reached, position)

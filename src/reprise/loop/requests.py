@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from reprise.cache.node import Lease
 from reprise.cache.payload import Payload
@@ -74,46 +73,17 @@ class Decoding(_Running):
     group: int | None = None
 
 
-class DraftSettle(Protocol):
-    """The part of a settling job that its draft model computes."""
-
-    @property
-    def is_loading(self) -> bool:
-        """Whether it waits for the disk."""
-        ...
-
-    def advance(self) -> bool:
-        """Compute the next part. Returns whether anything is left to do."""
-        ...
-
-    def pause(self) -> None:
-        """A request came: store what was computed, and free what is held, until there is time again."""
-        ...
-
-    def end(self) -> None:
-        """The job has ended: store what was computed, and free what is held."""
-        ...
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class SettlingDraft:
-    """The prompt of a settling job is computed; its draft model computes it, too."""
-
-    draft: DraftSettle
-
-
 @dataclass(slots=True, kw_only=True, eq=False)
 class Ended:
     """It is finished and holds nothing."""
 
 
-Phase = Waiting | Prefilling | Decoding | SettlingDraft | Ended
+Phase = Waiting | Prefilling | Decoding | Ended
 
 NEXT: dict[type[Phase], frozenset[type[Phase]]] = {
-    Waiting: frozenset({Prefilling, Decoding, SettlingDraft, Ended}),
-    Prefilling: frozenset({Decoding, Waiting, SettlingDraft, Ended}),
+    Waiting: frozenset({Prefilling, Decoding, Ended}),
+    Prefilling: frozenset({Decoding, Waiting, Ended}),
     Decoding: frozenset({Waiting, Ended}),
-    SettlingDraft: frozenset({Ended}),
     Ended: frozenset(),
 }
 """The transitions between phases. A preempted request waits again."""
@@ -236,13 +206,7 @@ class RunningRequest:
     @property
     def is_loading(self) -> bool:
         """Whether nothing can be done for it before something is read from disk."""
-        match self.phase:
-            case Waiting():
-                return self.reading.is_loading
-            case SettlingDraft(draft=draft):
-                return draft.is_loading
-            case _:
-                return False
+        return isinstance(self.phase, Waiting) and self.reading.is_loading
 
     @property
     def preempted(self) -> Preempted | None:
@@ -287,8 +251,6 @@ class RunningRequest:
                 return live.position
             case Waiting(resume_at=resume_at):
                 return resume_at
-            case SettlingDraft():
-                return self.end
             case Ended():
                 return 0
 

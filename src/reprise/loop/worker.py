@@ -23,7 +23,6 @@ from reprise.core.images import Image
 from reprise.core.job import Job, Purpose
 from reprise.core.settings import Settings
 from reprise.core.tokens import Span, as_tokens, join_tokens
-from reprise.disk.store.cache import DiskCache, all_done
 from reprise.disk.tier import DiskTier
 from reprise.drafts.drafter import EARLIER_TOKENS
 from reprise.engine import memory as device_memory
@@ -35,17 +34,16 @@ from reprise.engine.running.runner import SHARES_FROM, Runner, TokenFailure, Tok
 from reprise.loop.admission import Gate
 from reprise.loop.audit import Audit
 from reprise.loop.disk import OpenedDisks
-from reprise.loop.draft_model import DraftModel
 from reprise.loop.executor import Executor, make_drafts
+from reprise.loop.head_drafts import DraftingHead
 from reprise.loop.preemption import Preemption
 from reprise.loop.prefixes import RequestPrefixes
 from reprise.loop.request_table import RequestTable
-from reprise.loop.requests import Decoding, Prefilling, RunningRequest, SettlingDraft
+from reprise.loop.requests import Decoding, Prefilling, RunningRequest
 from reprise.loop.scheduler_state import scheduler_limits, scheduler_state
 from reprise.loop.sequences import SEGMENT_NBYTES, SequencePool
 from reprise.loop.threads import on_engine_thread
 from reprise.memory import Account, Memory, SharedMemory
-from reprise.quiet import why_quiet
 from reprise.schedule.decide import decide
 from reprise.schedule.state import Group, Slice, Step
 
@@ -74,20 +72,18 @@ class Worker:
         gate: Gate,
         *,
         can_batch: bool,
-        draft_model: LoadedModel | None = None,
         shared: SharedMemory | None = None,
         shares_from: int = SHARES_FROM,
         disks: OpenedDisks,
         wake: Callable[[], None] = lambda: None,
         clock: Clock = monotonic,
     ) -> None:
-        """`draft_model`: drafts for `loaded`. `shared`: the memory shared by all models, whose owner charges weights to
+        """`shared`: the memory shared by all models, whose owner charges weights to
         it; None: this is the only one.
-        `disks`: has its disk cache, and that of its draft model. `wake`: makes the loop call `step`; thread-safe."""
+        `disks`: has its disk cache. `wake`: makes the loop call `step`; thread-safe."""
         self._clock = clock
         self._gate = gate
         self.runner = Runner(loaded, can_batch=can_batch, shares_from=shares_from)
-        self._background = settings.background
         self._is_loaded = True
         self.num_others, self.is_closed = 0, False
         """See `SchedulerState`."""
@@ -104,13 +100,8 @@ class Worker:
             ),
         )
         """None: nothing is drafted."""
-        self.draft_model: DraftModel | None = None
-        if self.drafts is None and draft_model is not None:
-            log.warning("the draft model %s has no effect: nothing is drafted for %s", draft_model.name, loaded.name)
-            draft_model = None
-        self._has_own_memory = shared is None
         if shared is None:
-            self.memory = Memory(shared=self._own_memory(settings, loaded, draft_model, least=least))
+            self.memory = Memory(shared=SharedMemory(device_memory.cache_budget(settings, loaded, least=least)))
         else:
             if shared.state_budget is not None and shared.state_budget < least:
                 raise no_room_for_requests(loaded.name, room=shared.state_budget, least=least)
@@ -123,25 +114,9 @@ class Worker:
         self.sequences = SequencePool(self.runner, self.cache, self.memory, chunk=chunk)
         self.requests = RequestTable(self.sequences, gate, clock=clock)
         self.executor = Executor(self.sequences, context=context, clock=clock)
+        self.head = None if self.drafts is None else DraftingHead.of(self.sequences, self.drafts, clock=clock)
+        """None: the model has no head, or nothing is drafted."""
         self._allowance = StepAllowance(self.limits.max_stall_s, clock=clock)
-        if draft_model is not None and self.drafts is not None:
-            self._make_draft_model = partial(
-                DraftModel,
-                drafts=self.drafts,
-                target=loaded,
-                beside=self.memory,
-                sizes=sizes,
-                chunk=chunk,
-                max_settle=settings.max_settle,
-                max_stall_s=self.limits.max_stall_s,
-                shares_from=shares_from,
-                is_on=settings.has_prefix_cache,
-                open_disk=disks.take,
-                allowance=self._allowance,
-                wake=wake,
-                clock=clock,
-            )
-            self.draft_model = self._make_draft_model(draft_model)
         self.disk = DiskTier(
             disks.take(loaded, footprint),
             self.cache,
@@ -169,18 +144,6 @@ class Worker:
             needed=lambda position: self.runner.most_live_nbytes(position, chunk=1),
         )
 
-    def _own_memory(
-        self, settings: Settings, loaded: LoadedModel, draft_model: LoadedModel | None, *, least: int
-    ) -> SharedMemory:
-        """The memory of this model alone, and of its draft model, whose weights may go for its requests."""
-        if draft_model is None:
-            return SharedMemory(device_memory.cache_budget(settings, loaded, least=least))
-        nbytes = draft_model.nbytes
-        budget = device_memory.cache_budget(settings, loaded, least=least, beside=nbytes)
-        memory = SharedMemory(budget + nbytes, max_state_nbytes=None if settings.cache_bytes is None else budget)
-        memory.charge_weights({draft_model.name: nbytes})
-        return memory
-
     # A step: schedule, execute, store, finish.
 
     def step(self) -> None:
@@ -194,8 +157,6 @@ class Worker:
         )
         for request, seconds in self.prefixes.take_loaded():
             self.executor.note_load(request.reading.num_loaded, seconds)
-        if self.draft_model is not None:
-            self.draft_model.disk.advance()
         for request in [request for request in self.requests.values() if request.is_restoring]:
             self.requests.run_isolated(request, self._restore)
         step = self._schedule()
@@ -207,25 +168,9 @@ class Worker:
                 self.requests.run_isolated(request, lambda request, result=result: self._take(request, result))
         self.write_to_disk()
 
-    @property
-    def tiers(self) -> tuple[DiskTier, ...]:
-        """What is on disk of the model, and of its draft model."""
-        return (self.disk,) if self.draft_model is None else (self.disk, self.draft_model.disk)
-
-    @property
-    def disks(self) -> tuple[DiskCache, ...]:
-        """The disk caches of the model and its draft model, as far as they have one."""
-        return tuple(tier.cache for tier in self.tiers if tier.cache is not None)
-
     def write_to_disk(self) -> None:
-        """Copy the next part of what is due, of one of them."""
-        any(tier.write() for tier in self.tiers)
-
-    @property
-    def _disk_due_in_s(self) -> float | None:
-        """See `DiskTier.due_in_s`."""
-        dues = [tier.due_in_s for tier in self.tiers]
-        return min((due_s for due_s in dues if due_s is not None), default=None)
+        """Copy the next part of what is due."""
+        self.disk.write()
 
     def _schedule(self) -> Step | None:
         """The scheduler's decision; None if there is no request that could run."""
@@ -276,11 +221,7 @@ class Worker:
                 raise error
 
     def _tidy(self) -> None:
-        """Idle work: have the draft model settle, compact the tree, then audit answers."""
-        for request in self.requests.values():
-            if isinstance(request.phase, SettlingDraft) and not request.is_loading:
-                self.requests.run_isolated(request, self._settle_draft)
-                return
+        """Idle work: compact the tree, then audit answers."""
         if len(self.requests) > 0:
             return  # They wait for the disk.
         if self.cache.compact(max_entries=self.sequences.max_compacted) > 0:
@@ -295,30 +236,19 @@ class Worker:
             tokens = join_tokens(wrong.job.prompt.tokens, as_tokens(wrong.tokens))
             self.cache.drop_path(tokens, namespace=wrong.job.namespace)
 
-    def _settle_draft(self, request: RunningRequest) -> None:
-        """Have the draft model compute the next part of what a job settles."""
-        assert isinstance(request.phase, SettlingDraft), request.phase
-        if not request.phase.draft.advance():
-            self.requests.finish(request, FinishReason.DONE)
-
     # Requests arrive and are admitted.
 
     def arrive(self, job: Job, sink: Callable[[Event], None], arrived_s: float) -> None:
         """Queue a job."""
         assert on_engine_thread()
         request = RunningRequest(job=job, sink=sink, arrived_s=arrived_s)
-        if not request.is_settle:
-            for other in self.requests.values():
-                if isinstance(other.phase, SettlingDraft):
-                    other.phase.draft.pause()
         self.requests.add(request)
-        model = self._draft_model_for(request)
         if self.drafts is not None and job.purpose is Purpose.GENERATE:
             request.drafts = self.drafts.start(
                 job.prompt.tokens,
                 namespace=job.namespace,
                 prediction=job.prediction,
-                computed=model.follow(request) if model is not None else None,
+                computed=None if self.head is None else self.head.follow(request),
             )
         self.requests.run_isolated(request, self._look_up)
 
@@ -328,21 +258,7 @@ class Worker:
         if request.position == len(request.job.prompt) and not request.samples:
             self._note_admission(request, request.position)
             self.prefixes.keep_pins(request)
-            self._end_prompt(request)
-
-    def _draft_model_for(self, request: RunningRequest) -> DraftModel | None:
-        """The draft model, if there is one and it does not rest: it reads text alone."""
-        rests = bool(request.job.prompt.images) or why_quiet(self._background) is not None
-        return None if rests else self.draft_model
-
-    def _end_prompt(self, request: RunningRequest) -> None:
-        """All is stored that a request without an answer is for: finish it, if its draft model has that, too."""
-        model = self._draft_model_for(request)
-        settle = model.settle(request) if model is not None and request.is_settle else None
-        if settle is None:
             self.requests.finish(request, FinishReason.DONE)
-        else:
-            self.requests.release(request, SettlingDraft(draft=settle))
 
     def _admit(self, request: RunningRequest) -> None:
         """Admit a waiting request at its resume position."""
@@ -366,7 +282,7 @@ class Worker:
             self._take(request, self.executor.sample_from(request, phase.row, is_audited=self.audit.draw()))
         elif request.position >= request.end:
             # A request without an answer gets here if another one computed all of it while it waited.
-            self._begin_decode(request) if request.samples else self._end_prompt(request)
+            self._begin_decode(request) if request.samples else self.requests.finish(request, FinishReason.DONE)
 
     def _note_admission(self, request: RunningRequest, resume_at: int) -> None:
         request.stats.admission = self.prefixes.admission_of(request, resume_at, self.executor.speed)
@@ -441,7 +357,7 @@ class Worker:
             return
         self.prefixes.store(request, piece.stop, request.end_kind)
         self.prefixes.note_settled(request)
-        self._end_prompt(request)
+        self.requests.finish(request, FinishReason.DONE)
 
     # Decode.
 
@@ -565,14 +481,14 @@ class Worker:
         runs = any(not request.is_loading for request in self.requests.values())
         # Idle work needs an empty table: a job that waits for the disk prevents it.
         idles = len(self.requests) == 0 and (not self.cache.is_compact or self.audit.due_in_s == 0)
-        return runs or idles or self._disk_due_in_s == 0
+        return runs or idles or self.disk.due_in_s == 0
 
     @property
     def wakes_in_s(self) -> float | None:
         """Seconds until there is something to do without a command (a write, a pin that expires); None: never."""
         until = self.cache.pins.total().until
         audits = self._is_loaded and len(self.requests) == 0
-        dues = [self._disk_due_in_s, self.audit.due_in_s if audits else None]
+        dues = [self.disk.due_in_s, self.audit.due_in_s if audits else None]
         dues += [max(0.0, until - self._clock()) if until != float("inf") else None]
         naps = [due_s for due_s in dues if due_s is not None]
         return min([_LONGEST_NAP_S, *naps]) if naps else None
@@ -591,48 +507,18 @@ class Worker:
         for request in list(self.requests.values()):
             if request.is_settle and namespace in (None, request.namespace):
                 self.cancel(request.id)
-        cleared = [self.disk.clear(namespace)]
+        cleared = self.disk.clear(namespace)
         if self.drafts is not None:
             self.drafts.clear(namespace)
-        if self.draft_model is not None:
-            cleared.append(self.draft_model.clear(namespace, owner=owner))
         self.cache.clear(namespace, owner=owner)
         device_memory.give_back()
-        files = [each for each in cleared if each is not None]
-        return all_done(files) if files else None
+        return cleared
 
-    def load(self, loaded: LoadedModel, draft_model: LoadedModel | None = None) -> None:
+    def load(self, loaded: LoadedModel) -> None:
         """Use these weights, after an `unload`."""
         assert on_engine_thread()
-        if self.draft_model is not None and draft_model is not None:
-            if draft_model.fingerprint == self.draft_model.runner.loaded.fingerprint:
-                self.draft_model.load(draft_model)
-            else:
-                self.draft_model.disk.abandon()
-                self.draft_model.shutdown()
-                self.draft_model = self._make_draft_model(draft_model)
-            self._charge_draft_model()
-            self.memory.reserve(0)
         assert loaded.fingerprint == self.runner.loaded.fingerprint, "the cache is of another model"
         self.runner.loaded, self._is_loaded = loaded, True
-
-    def _charge_draft_model(self) -> None:
-        """Charge the draft model's weights, as far as they are in memory, to a memory that no one else charges."""
-        model = self.draft_model
-        if model is not None and self._has_own_memory:
-            self.memory.shared.charge_weights({model.runner.loaded.name: model.weights_nbytes})
-
-    def release_draft_model(self) -> int:
-        """Give the draft model's weights to who runs and has no room otherwise. Gives their bytes, 0: none are here."""
-        model = self.draft_model
-        if model is None or not model.is_loaded or not self.memory.shared.is_bound_by_weights:
-            return 0
-        log.warning("unloading the draft model %s: running requests had no room otherwise", model.runner.loaded.name)
-        weights = ref(model.runner.loaded.model)
-        nbytes = model.unload()
-        collect_all(weights)
-        self._charge_draft_model()
-        return nbytes
 
     def unload(self) -> None:
         """Drop the weights while no request runs. The cache stays, for weights with the same fingerprint."""
@@ -642,15 +528,11 @@ class Worker:
                 self.cancel(request.id)
         assert not self.requests.running, "running requests need the weights"
         self.audit.give_up()
-        weights = [ref(self.runner.loaded.model)]
-        if self.draft_model is not None:
-            weights.append(ref(self.draft_model.runner.loaded.model))
-            self.draft_model.unload()
-            self._charge_draft_model()
+        weights = ref(self.runner.loaded.model)
         self._is_loaded = False
         self.runner.loaded = self.runner.loaded.without_weights()
         # The engine thread returns the freed memory to the system.
-        collect_all(*weights)
+        collect_all(weights)
 
     def shutdown(self) -> None:
         """Free all memory now, in spite of reference cycles."""
@@ -659,8 +541,6 @@ class Worker:
         self.audit.give_up()
         self.requests.reset_cache()
         self.runner.features.clear()
-        if self.draft_model is not None:
-            self.draft_model.shutdown()
         self.memory.disconnect()
         device_memory.give_back()
 
@@ -670,7 +550,4 @@ class Worker:
         self.cache.check()
         self.memory.check({Account.SEQUENCES: self.runner.live_nbytes})
         self.runner.features.check()
-        for tier in self.tiers:
-            tier.check()
-        if self.draft_model is not None:
-            self.draft_model.check()
+        self.disk.check()

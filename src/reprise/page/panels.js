@@ -7,7 +7,7 @@ import { choose, facts } from "./tree.js";
 
 const PARTS = [["weights", "weights"], ["running", "KV of running requests"], ["kept", "KV kept"], ["checkpoints", "checkpoints"],
   ["incoming", "coming from disk"], ["work", "MLX’s work"], ["pool", "MLX’s free pool"], ["other", "everything else"]];
-const DRAFTED_FROM = { answer: "the answer itself", prediction: "the client’s prediction", history: "earlier text", grammar: "the grammar", "draft-model": "the draft model" };
+const DRAFTED_FROM = { answer: "the answer itself", prediction: "the client’s prediction", history: "earlier text", grammar: "the grammar", head: "the model’s head", "draft-model": "the draft model" };
 const history = [];
 let last = null, next = null, replayed = null, isReplaying = false;
 

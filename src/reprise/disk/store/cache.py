@@ -53,7 +53,6 @@ class DiskCache:
         *,
         fingerprint: str,
         max_bytes: int,
-        max_own_bytes: int | None = None,
         block: int = 512,
         resumes_anywhere: bool,
         queue_bytes: int = 256 * MIB,
@@ -62,9 +61,7 @@ class DiskCache:
         writes: SparedWrites | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """`max_own_bytes`: what this model's records may take of `max_bytes`; None: all.
-
-        `elsewhere`: who has the other parts of each record; only with a directory. `writes`: bounds what is
+        """`elsewhere`: who has the other parts of each record; only with a directory. `writes`: bounds what is
         written; None: `max_bytes` alone does."""
         assert min(max_bytes, block, queue_bytes, read_ahead_bytes) > 0
         self.block = block
@@ -74,7 +71,6 @@ class DiskCache:
         self._store = RecordStore(
             self.directory,
             max_bytes=max_bytes,
-            max_own_bytes=max_own_bytes,
             block=block,
             resumes_anywhere=resumes_anywhere,
             clock=clock,

@@ -53,15 +53,13 @@ class RecordStore:
         directory: ModelFolder,
         *,
         max_bytes: int,
-        max_own_bytes: int | None = None,
         block: int,
         resumes_anywhere: bool,
         clock: Callable[[], float],
     ) -> None:
-        """`max_own_bytes`: of the folder alone; None: all of `max_bytes`. Raises DiskUnusable."""
+        """Raises DiskUnusable."""
         self.directory = directory
         self.max_bytes = max_bytes
-        self.max_own_bytes = max_bytes if max_own_bytes is None else max_own_bytes
         self.changed = Condition()
         self.index = DiskIndex(block=block, resumes_anywhere=resumes_anywhere)
         self.counters = DiskCounters()
@@ -503,22 +501,18 @@ class RecordStore:
             self._rescan(now_ns)
         with self.changed:
             over = self.index.nbytes + self.others_nbytes + nbytes - self.max_bytes
-            own_over = self.index.nbytes + nbytes - self.max_own_bytes
             staying = self.index.path_nbytes(self.held.keys() | {beside})
             own_spare = self.index.nbytes - staying
-        if max(over, own_over) <= 0:
+        if over <= 0:
             return True
         others = deque(self._others.evictable())
         if own_spare + sum(info.nbytes for info in others) < over:
             return False
-        if own_spare < own_over:
-            return False
-        removed = self._remove(own_over, deque(), beside)
         num_others = len(others)
-        removed += self._remove(over - removed, others, beside)
+        removed = self._remove(over, others, beside)
         if len(others) < num_others:
             self._others.look(now_ns)
-        return removed >= max(over, own_over)
+        return removed >= over
 
     def _remove(self, nbytes: int, others: deque[FileInfo], beside: bytes) -> int:
         """Evict until at least this many bytes are free, as far as possible; returns how many are."""

@@ -18,6 +18,7 @@ from mlx_lm.utils import load_adapters
 from reprise.core.errors import LoadFailed, first_line
 from reprise.core.settings import Settings
 from reprise.engine.models.fingerprint import fingerprint_of
+from reprise.engine.models.heads import without_head
 from reprise.engine.models.load import LoadedModel, load_model, model_directory, on_weights_of, vocabulary_size
 from reprise.engine.models.model_files import WEIGHTS
 
@@ -70,6 +71,7 @@ def _options(settings: Settings) -> dict[str, Any]:
         "kv_group_size": settings.kv_group_size,
         "chat_template": settings.chat_template,
         "trusts_remote_code": settings.trusts_remote_code,
+        "mtp": settings.head_source,
     }
 
 
@@ -99,7 +101,7 @@ def with_adapter(base: LoadedModel, adapter: str) -> LoadedModel:
         )
     model = _twin(base)
     try:
-        load_adapters(model, str(directory))
+        load_adapters(without_head(model), str(directory))
         model.eval()
         # Wrong shapes only show when the layers run.
         vocab_size = vocabulary_size(model, base.blueprint)
@@ -109,7 +111,7 @@ def with_adapter(base: LoadedModel, adapter: str) -> LoadedModel:
             f"{adapter}: this adapter does not fit {base.name}: {first_line(error)} "
             "Was it trained on this model, with mlx_lm.lora?"
         ) from error
-    added = _added(model, base)
+    added = _added(without_head(model), without_head(base.model))
     _check_whole(directory, adapter, added)
     assert vocab_size == base.vocab_size, adapter
     mx.eval(added)
@@ -150,9 +152,9 @@ def _read_config(directory: Path, adapter: str) -> dict[str, Any]:
     return cast(dict[str, Any], config)
 
 
-def _added(model: nn.Module, base: LoadedModel) -> dict[str, mx.array]:
+def _added(model: nn.Module, base: nn.Module) -> dict[str, mx.array]:
     """The arrays of the adapted model that the base does not have, by name."""
-    of_base = {id(array) for _, array in tree_flatten(base.model.parameters())}
+    of_base = {id(array) for _, array in tree_flatten(base.parameters())}
     return {name: array for name, array in tree_flatten(model.parameters()) if id(array) not in of_base}
 
 

@@ -26,8 +26,10 @@ from mlx_lm.utils import DEFAULT_ALLOW_PATTERNS
 
 from reprise.core.errors import LoadFailed, first_line
 from reprise.core.sizes import nbytes_text
-from reprise.engine.models.model_files import WEIGHTS, no_weights
+from reprise.engine.models.model_files import HEADS_BESIDE, WEIGHTS, no_weights
 
+_FILES = [*DEFAULT_ALLOW_PATTERNS, *HEADS_BESIDE]
+"""Of a model, those that are fetched."""
 _SPARE = 1 << 30
 """Bytes that a download leaves free on the disk."""
 
@@ -81,7 +83,7 @@ def cached_model(model: str) -> CachedModel | None:
 def local_directory(model: str) -> Path | None:
     """Where the cache has a model of the hub; None where it does not. The hub is not asked."""
     try:
-        return Path(snapshot_download(model, allow_patterns=DEFAULT_ALLOW_PATTERNS, local_files_only=True))
+        return Path(snapshot_download(model, allow_patterns=_FILES, local_files_only=True))
     except (LocalEntryNotFoundError, HFValidationError, OSError):
         return None
 
@@ -101,7 +103,7 @@ def fetch(model: str, *, downloads: bool = True) -> Path:
             )
         return directory
     try:
-        return Path(snapshot_download(model, allow_patterns=DEFAULT_ALLOW_PATTERNS))
+        return Path(snapshot_download(model, allow_patterns=_FILES))
     except Exception as error:
         # The library does not wrap the errors of its dependencies.
         raise _failed(model, error) from error
@@ -125,7 +127,7 @@ def fetch_config(model: str) -> bytes:
 def plan_download(model: str) -> Download:
     """What downloading a model would take. Raises LoadFailed, also if it does not fit on the disk."""
     try:
-        files = snapshot_download(model, allow_patterns=DEFAULT_ALLOW_PATTERNS, dry_run=True)
+        files = snapshot_download(model, allow_patterns=_FILES, dry_run=True)
     except Exception as error:
         raise _failed(model, error) from error
     cache = Path(constants.HF_HUB_CACHE)

@@ -31,6 +31,8 @@ from reprise.core.kinds import Full
 from reprise.core.settings import KV_GROUP_SIZES
 from reprise.disk.folders.model_folder import PartsElsewhere
 from reprise.engine.models.fingerprint import fingerprint_of
+from reprise.engine.models.headed import blueprint_with_head
+from reprise.engine.models.heads import HeadFacts, attach_head, look_for_head, without_head
 from reprise.engine.models.hub import Download, fetch, fetch_config, plan_download
 from reprise.engine.models.model_files import (
     WEIGHTS,
@@ -43,6 +45,7 @@ from reprise.engine.models.model_files import (
 )
 from reprise.engine.models.vision import digest_of_processor, has_source, is_of_source, why_blind
 from reprise.engine.states.blueprint import Blueprint, KvSpec, OpaqueSpec, blueprint_of
+from reprise.engine.states.layers import FullLayer
 from reprise.engine.states.seeing import Vision
 from reprise.engine.states.sequence_batch import SequenceBatch
 
@@ -79,6 +82,8 @@ class LoadedModel:
     another KV format."""
     config: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """What `config.json` says."""
+    head: HeadFacts | None = None
+    """Its head, or why it has none that was to be expected; None: none was, or it is turned off."""
     sampling: Mapping[str, Number] = field(default_factory=dict[str, Number])
     """Sampling defaults from `generation_config.json`, by the names of `Sampling`."""
     may_run_ahead: bool = True
@@ -108,13 +113,14 @@ def load_model(
     chat_template: str | None = None,
     trusts_remote_code: bool = False,
     downloads: bool = True,
+    mtp: str = "off",
     shard: Callable[[nn.Module], None] | None = None,
     images: str = "auto",
 ) -> LoadedModel:
     """Load a local directory or a hub id. `chat_template`: Jinja source instead of the model's. Raises LoadFailed.
 
-    `shard` reduces the model to this machine's part before its weights are read. `images`: "auto" or "off", whether the
-    model sees where it can.
+    `mtp`: where its head is, see `attach_head`; a model that sees, or in parts, has none. `shard` reduces the model to
+    this machine's part before its weights are read. `images`: "auto" or "off", whether the model sees where it can.
     """
     directory = model_directory(source, downloads=downloads)
     config = check_config(read_config(directory, source), source)
@@ -128,11 +134,14 @@ def load_model(
         log.info("%s takes text alone: %s", source, blind)
     if read is None:
         read = _read_text(directory, source, chosen, shard=shard)
-    model, tokenizer, config = read.model, read.tokenizer, read.config
+    tokenizer, config = read.tokenizer, read.config
+    where, sees = mtp if shard is None else "off", read.vision is not None
+    model, head = _with_head(read.model, config, directory, mtp=where, sees=sees)
     if kv_bits is not None:
         check_quantised(model, source, bits=kv_bits, group_size=kv_group_size)
-    blueprint = blueprint_of(model, kv_bits=kv_bits, kv_group_size=kv_group_size)
+    blueprint = blueprint_with_head(model, kv_bits=kv_bits, kv_group_size=kv_group_size)
     vocab_size = vocabulary_size(model, blueprint)
+    head = None if head is None else replace(head, nbytes_per_token=_entry_nbytes(model, blueprint))
     weights = dict(tree_flatten(model.parameters()))
     # All arrays, not only weights: lazy ones would be bound to this thread, and another one runs the model.
     mx.eval([array for _, array in tree_flatten(cast(dict[str, Any], model))])
@@ -149,6 +158,7 @@ def load_model(
         quantisation=quantisation(config, summary),
         fingerprint=fingerprint_of(weights, _facts(config, kv_bits, kv_group_size, read.vision)),
         config=config,
+        head=head,
         sampling=read_generation_config(_generation_config(directory, source), vocab_size=vocab_size),
         vision=read.vision,
     )
@@ -225,23 +235,43 @@ def on_weights_of(
     kv_group_size: int = 64,
     chat_template: str | None = None,
     trusts_remote_code: bool = False,
+    mtp: str = "off",
 ) -> LoadedModel:
     """The model as `load_model` would give it, on the weights of `held`, which was read from the same files.
 
     Raises LoadFailed.
     """
+    directory = model_directory(source, downloads=False)
+    sees = held.vision is not None
+    model, head = _with_head(without_head(held.model), held.config, directory, mtp=mtp, sees=sees)
     if kv_bits is not None:
-        check_quantised(held.model, source, bits=kv_bits, group_size=kv_group_size)
-    weights = dict(tree_flatten(held.model.parameters()))
+        check_quantised(model, source, bits=kv_bits, group_size=kv_group_size)
+    weights = dict(tree_flatten(model.parameters()))
+    nbytes = sum(array.nbytes for array in weights.values())
     return replace(
         held,
+        model=model,
+        head=head,
+        nbytes=nbytes,
         name=Path(source).expanduser().name if is_local(source) else source,
         text=with_template(held, source, chat_template=chat_template, trusts_remote_code=trusts_remote_code),
-        blueprint=blueprint_of(held.model, kv_bits=kv_bits, kv_group_size=kv_group_size),
+        blueprint=blueprint_with_head(model, kv_bits=kv_bits, kv_group_size=kv_group_size),
         fingerprint=fingerprint_of(weights, _facts(held.config, kv_bits, kv_group_size, held.vision)),
         base=held,
-        shared_nbytes=held.nbytes,
+        shared_nbytes=min(nbytes, held.nbytes),
     )
+
+
+def _with_head(
+    model: nn.Module, config: Mapping[str, Any], directory: Path, *, mtp: str, sees: bool
+) -> tuple[nn.Module, HeadFacts | None]:
+    """The model with its head, and where that is from: see `attach_head`. A model that sees is left as it is."""
+    if not sees:
+        return attach_head(model, config, directory, mtp=mtp)
+    found = look_for_head(config, directory, mtp=mtp)
+    if found is not None and found.is_there:
+        found = HeadFacts(reason=f"the one in {found.place} needs --images off, as the model sees")
+    return model, found
 
 
 def _facts(config: Mapping[str, Any], kv_bits: int | None, kv_group_size: int, vision: Vision | None) -> dict[str, Any]:
@@ -441,9 +471,17 @@ def vocabulary_size(model: nn.Module, blueprint: Blueprint) -> int:
     return int(logits.shape[-1])
 
 
+def _entry_nbytes(model: nn.Module, blueprint: Blueprint) -> int:
+    """Bytes of what the model's head adds to each token."""
+    rows = SequenceBatch(blueprint)
+    rows.forward(model, mx.array([[0]]))
+    own = [layer for layer in rows.layers(Full()) if isinstance(layer, FullLayer) and layer.hides_first]
+    return sum(plane.shape[1] * plane.shape[3] * plane.dtype.size for layer in own for plane in layer.planes)
+
+
 def check_quantised(model: nn.Module, source: str, *, bits: int, group_size: int) -> None:
     """Raise LoadFailed if the model cannot run on quantised entries, which not all mlx-lm models support."""
-    blueprint = blueprint_of(model, kv_bits=bits, kv_group_size=group_size)
+    blueprint = blueprint_with_head(model, kv_bits=bits, kv_group_size=group_size)
     if not any(isinstance(spec, KvSpec) and isinstance(spec.kind, Full) for spec in blueprint.leaves):
         log.warning("%s has no full-attention layer, so --kv-bits has no effect", source)
         return
@@ -460,7 +498,7 @@ def check_quantised(model: nn.Module, source: str, *, bits: int, group_size: int
 
 
 def _check_widths(model: nn.Module, source: str, group_size: int) -> None:
-    rows = SequenceBatch(blueprint_of(model))
+    rows = SequenceBatch(blueprint_with_head(model))
     mx.eval(rows.forward(model, mx.array([[0]])), rows.arrays())
     widths = {plane.shape[3] for layer in rows.layers(Full()) for plane in layer.planes}
     if all(width % group_size == 0 for width in widths):

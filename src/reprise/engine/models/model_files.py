@@ -15,6 +15,8 @@ from reprise.core.sizes import nbytes_text
 
 WEIGHTS = "model*.safetensors"
 """The weight files that mlx-lm reads."""
+HEADS_BESIDE = ("mtp.safetensors", "optiq/mtp.safetensors")
+"""Files that may have the head of a model, beside its weights."""
 _POINTER = b"version https://git-lfs"
 _INDEX = "model.safetensors.index.json"
 _NUMBER = re.compile(r"(?P<stem>.+)-(?P<number>\d+)-of-(?P<total>\d{1,5})\.safetensors")

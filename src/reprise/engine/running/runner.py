@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 from weakref import WeakSet
 
 import mlx.core as mx
@@ -18,6 +19,8 @@ from reprise.core.images import Image, PromptImage
 from reprise.core.job import Job
 from reprise.core.kinds import Footprint, Full, KvKind
 from reprise.core.tokens import Span, Tokens
+from reprise.engine.models.companion import AccompaniedModel
+from reprise.engine.models.headed import HeadedModel
 from reprise.engine.models.load import LoadedModel
 from reprise.engine.running.batching import TOKEN_BY_TOKEN
 from reprise.engine.running.image_features import FeatureCache, inputs_of
@@ -50,6 +53,8 @@ class LiveSequence:
         self.sampler: TokenSampler | None = None
         self.unfed: tuple[int, ...] = ()
         """Accepted tokens to be fed again, since a rejected draft reset recurrent states to before them."""
+        self.unfed_hidden: mx.array | None = None
+        """The hidden states behind `unfed`, shape ``(1, n, width)``, for the model's head."""
         self.pending = 0
         """The token to feed next, after `unfed`, while decoding."""
         self.keeps_row = False
@@ -233,7 +238,8 @@ class Runner:
     def live_nbytes(self) -> int:
         """Bytes of all running and idle sequences, including spare capacity, less what is charged to the cache."""
         distinct = {id(live.rows): live.rows for live in self._lives}
-        logits = sum(live.prompt_row.nbytes for live in self._lives if live.prompt_row is not None)
+        rows_kept = [array for live in self._lives for array in (live.prompt_row, live.unfed_hidden)]
+        logits = sum(array.nbytes for array in rows_kept if array is not None)
         shared = sum(live.shared_nbytes for live in self._lives)
         coming = sum(live.restoration.nbytes for live in self._lives if live.restoration is not None)
         moving = sum(live.moving.nbytes for live in self._lives if live.moving is not None)
@@ -471,6 +477,7 @@ class Runner:
         fed = [*live.unfed, live.pending]
         tokens = [*fed, *draft]
         logits = self._feed(rows, _row(tokens), may_be_undone=True)[0, len(fed) - 1 :]
+        hidden = None if rows.hidden is None else rows.hidden.recent
         mx.async_eval(logits, rows.arrays())
         try:
             taken, reason = sample_along(live.ready, logits, draft)
@@ -480,12 +487,32 @@ class Runner:
         num_right = len(taken) - 1
         if num_right == len(draft) or self.loaded.blueprint.rewinds:
             self._undo(rows, len(draft) - num_right)
-            live.unfed = ()
+            live.unfed, live.unfed_hidden = (), None
         else:
             self._undo(rows, len(tokens))
             live.unfed = (*fed, *draft[:num_right])
+            # A copy: a slice would keep those of the whole pass.
+            live.unfed_hidden = None if hidden is None else mx.contiguous(hidden[:, : len(live.unfed)])
         live.pending = taken[-1].token
         return TokenResult(live, tuple(taken), reason, num_fed=len(fed), num_drafted=len(draft))
+
+    @property
+    def can_guess(self) -> bool:
+        """Whether a head or a companion guesses the model's next tokens."""
+        return isinstance(self.loaded.model, HeadedModel | AccompaniedModel)
+
+    def guess(self, live: LiveSequence, num: int) -> list[int]:
+        """`num` tokens that may follow the pending one of a sequence that decodes, by the model's head or companion.
+
+        Each is chosen as the sequence's sampler would, with the same noise, so that both agree more often. The states
+        stay as they are: the pass that verifies the tokens writes them.
+        """
+        model, rows = self.loaded.model, self._gather([live])
+        rows.step_back()
+        assert isinstance(model, HeadedModel | AccompaniedModel), "nothing guesses for this model"
+        fed = [*live.unfed, live.pending]
+        guessed = model.guess(fed, live.unfed_hidden, rows.caches, num=num, choose=live.ready.guess)
+        return [int(token) for token in cast(list[int], guessed.tolist())]
 
     def exact_size(self, most: int) -> int:
         """The largest pass size up to `most` such that passes up to this size equal single steps bit by bit.
@@ -520,7 +547,7 @@ class Runner:
         """Feed the tokens that a rejected draft left unfed, so that the layers are at the answer's position."""
         if live.unfed:
             self._advance(live.rows, _row(live.unfed))
-            live.unfed = ()
+            live.unfed, live.unfed_hidden = (), None
             mx.eval(live.rows.arrays())
 
     def _may_run_ahead(self, rows: SequenceBatch) -> bool:

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from mlx import nn
 from mlx_lm.models.cache import CacheList, make_prompt_cache
 
 from reprise.core.kinds import Chunk, Full, KvKind, Layout, Window
-from reprise.engine.states.layers import FullLayer, KvLayer, QuantizedLayer, StateLayer
+from reprise.engine.states.layers import FullLayer, HiddenLayer, KvLayer, QuantizedLayer, StateLayer
 from reprise.engine.states.payloads import look_into
 from reprise.engine.states.seeing import Positions, SeeingModel
 from reprise.engine.states.windows import ChunkLayer, SinkWindowLayer, WindowLayer
@@ -23,11 +23,15 @@ from reprise.engine.states.windows import ChunkLayer, SinkWindowLayer, WindowLay
 
 @dataclass(frozen=True, slots=True)
 class KvSpec:
-    """Entries of one kind; those of full attention are quantised if `bits` is set."""
+    """Entries of one kind; those of full attention are quantised if `bits` is set.
+
+    `is_of_head`: of the model's head, not of the model.
+    """
 
     kind: KvKind
     bits: int | None = None
     group_size: int = 64
+    is_of_head: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +39,13 @@ class StateSpec:
     """A recurrent state of `size` arrays."""
 
     size: int
+
+
+@dataclass(frozen=True, slots=True)
+class HiddenSpec:
+    """The hidden state behind the last token, for a head. `is_kept`: snapshots have it."""
+
+    is_kept: bool
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -51,7 +62,7 @@ class PartsSpec:
     parts: tuple[Spec, ...]
 
 
-Spec = KvSpec | StateSpec | OpaqueSpec | PartsSpec
+Spec = KvSpec | StateSpec | HiddenSpec | OpaqueSpec | PartsSpec
 
 _SOURCES = ("mlx_lm.models.cache", "mlx_vlm.models.cache")
 """The modules whose classes are recognised, where they are imported."""
@@ -90,7 +101,8 @@ class Blueprint:
     def joins(self) -> bool:
         """Whether every layer state can hold several sequences."""
         return all(
-            isinstance(spec, StateSpec) or (isinstance(spec, KvSpec) and _joins(spec.kind)) for spec in self.leaves
+            isinstance(spec, StateSpec | HiddenSpec) or (isinstance(spec, KvSpec) and _joins(spec.kind))
+            for spec in self.leaves
         )
 
     @property
@@ -102,6 +114,15 @@ class Blueprint:
     def rewinds(self) -> bool:
         """Whether any number of the last tokens can be undone without saved states."""
         return not self.layout.has_snapshots
+
+    def with_head(self, head: Blueprint) -> Blueprint:
+        """These states, then those of a head's layers, then the hidden state that the head continues from.
+
+        Models that resume without snapshots do so with a head, too: they lack that one vector then.
+        """
+        assert all(isinstance(spec, KvSpec) and spec.kind == Full() for spec in head.specs), head
+        own = (replace(spec, is_of_head=True) for spec in head.specs if isinstance(spec, KvSpec))
+        return replace(self, specs=(*self.specs, *own, HiddenSpec(is_kept=self.layout.has_snapshots)))
 
     def build(self) -> list[Any]:
         """Fresh layer states for the model."""
@@ -156,6 +177,8 @@ def _build(spec: Spec, opaque: Iterator[Any]) -> Any:
             return _build_kv(spec)
         case StateSpec(size=size):
             return StateLayer(size)
+        case HiddenSpec(is_kept=is_kept):
+            return HiddenLayer(is_kept=is_kept)
         case PartsSpec(parts=parts):
             return CacheList(*(_build(part, opaque) for part in parts))
         case OpaqueSpec():
@@ -165,7 +188,10 @@ def _build(spec: Spec, opaque: Iterator[Any]) -> Any:
 def _build_kv(spec: KvSpec) -> KvLayer:
     match spec.kind:
         case Full():
-            return FullLayer() if spec.bits is None else QuantizedLayer(bits=spec.bits, group_size=spec.group_size)
+            bits, group_size = spec.bits, spec.group_size
+            layer = FullLayer() if bits is None else QuantizedLayer(bits=bits, group_size=group_size)
+            layer.hides_first = spec.is_of_head
+            return layer
         case Window() as kind:
             return WindowLayer(kind) if kind.keep == 0 else SinkWindowLayer(kind)
         case Chunk() as kind:

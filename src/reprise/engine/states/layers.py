@@ -29,6 +29,8 @@ from reprise.engine.states.payloads import as_words
 STEP = 256
 """Buffer capacities are multiples of this many entries."""
 _MOST_ROOM = 4096
+_MOST_RECENT = 64
+"""Tokens of a pass, part of which may have to be undone."""
 
 
 def room(length: int) -> int:
@@ -336,9 +338,17 @@ class FullLayer(KvLayer):
     """Full attention: every token sees all tokens before it."""
 
     kind = Full()
+    hides_first = False
+    """Whether no later token sees the entry of the first one: a head's, which stands behind no hidden state."""
 
     def _visible(self, num: int) -> int:
         return max(self.lengths)
+
+    def append(self, new: list[mx.array]) -> int:
+        is_hidden = self.hides_first and self.is_even and self.lengths[0] > 0
+        # Rows of different lengths have it masked instead.
+        self._last_low = super().append(new) + int(is_hidden)
+        return self._last_low
 
     def _reserved_capacity(self) -> int:
         # Rows end at the same index: the longest row, plus the largest number of entries any row is still to get.
@@ -359,6 +369,10 @@ class FullLayer(KvLayer):
     ) -> mx.array | str | None:
         """The mask for the next N tokens, in a form that mlx-lm's models accept (array, "causal" or None)."""
         longest = max(self.lengths)
+        if self.hides_first and (not self.is_even or longest == 0):
+            return self._mask_without_first(N)
+        if self.hides_first:
+            longest -= 1
         if not self.is_even or any(self.blocks):
             padding = mx.array([longest - length for length in self.lengths])
             mask = create_causal_mask(N, longest, window_size=window_size, left_padding=padding)
@@ -369,6 +383,17 @@ class FullLayer(KvLayer):
             # Even if an array is requested: mlx-lm's caches return None, and some models rely on that.
             return None
         return create_causal_mask(N, longest, window_size=window_size) if return_array else "causal"
+
+    def _mask_without_first(self, num: int) -> mx.array | None:
+        """Shape ``(rows, 1, num, indices)``: each row's first entry is seen by its own token alone."""
+        longest = max(self.lengths)
+        if num == 1 and longest == 0:
+            return None
+        firsts = mx.array([longest - length for length in self.lengths])[:, None, None, None]
+        indices = mx.arange(longest + num)[None, None, None]
+        tokens = mx.arange(longest, longest + num)[None, None, :, None]
+        own = (indices >= firsts) & (indices <= firsts) & (tokens <= firsts)
+        return ((indices <= tokens) & (indices > firsts)) | own
 
 
 class QuantizedLayer(FullLayer):
@@ -451,3 +476,59 @@ class StateLayer(ArraysCache):
             assert len(present) in (0, len(column)), "empty rows join only empty rows"
             joined.append(mx.concatenate(present, axis=0) if present else None)
         self.cache = joined
+
+
+class HiddenLayer(StateLayer):
+    """The model's hidden state behind the last token, shape ``(rows, 1, width)``, for its head.
+
+    Unlike recurrent state it can be returned to any token of the last pass, whose hidden states are all kept for that.
+    """
+
+    def __init__(self, *, is_kept: bool) -> None:
+        """`is_kept`: snapshots have it. If not, it is unknown after a restore, and zeros stand for it."""
+        super().__init__(1)
+        self.is_kept = is_kept
+        self.num_rows = 1
+        self.recent: mx.array | None = None
+        """Of the last pass, if that was over few tokens."""
+
+    def follow(self, hidden: mx.array) -> mx.array:
+        """The pass gave these hidden states, shape ``(rows, n, width)``: returns those before each of its tokens."""
+        before = self.last(hidden)
+        self.cache = [hidden[:, -1:]]
+        self.recent = hidden if hidden.shape[1] <= _MOST_RECENT else None
+        return mx.concatenate([before, hidden[:, :-1]], axis=1)
+
+    def last(self, like: mx.array) -> mx.array:
+        """The last hidden state; zeros of the width and dtype of `like` if it is unknown."""
+        last = self.cache[0]
+        return mx.zeros((self.num_rows, 1, like.shape[-1]), like.dtype) if last is None else last
+
+    def returns_from(self, num: int) -> bool:
+        """Undo the last `num` tokens if the pass had more. Returns whether that was possible."""
+        if self.recent is None or self.recent.shape[1] <= num:
+            return False
+        self.recent = self.recent[:, : self.recent.shape[1] - num]
+        self.cache = [self.recent[:, -1:]]
+        return True
+
+    def take(self, row: int) -> None:
+        super().take(row)
+        self.num_rows, self.recent = 1, None
+
+    def keep_rows(self, rows: Sequence[int]) -> None:
+        super().keep_rows(rows)
+        self.num_rows, self.recent = len(rows), None
+
+    def join(self, others: Sequence[StateLayer]) -> None:
+        """Append the rows of `others`, also of those whose hidden state is unknown."""
+        layers = [self, *(other for other in others if isinstance(other, HiddenLayer))]
+        like = next((array for layer in layers for array in layer.arrays if array is not None), None)
+        if like is not None:
+            self.cache = [mx.concatenate([layer.last(like) for layer in layers], axis=0)]
+        self.num_rows, self.recent = sum(layer.num_rows for layer in layers), None
+
+
+def is_saved(state: object) -> bool:
+    """Whether snapshots have the state of this layer, as recurrent state."""
+    return isinstance(state, StateLayer) and (not isinstance(state, HiddenLayer) or state.is_kept)

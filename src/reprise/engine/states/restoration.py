@@ -16,7 +16,7 @@ import mlx.core as mx
 from reprise.cache.lookup import Restore, SegmentSlice
 from reprise.core.kinds import Full, KvKind
 from reprise.engine.states.blueprint import leaf_states, with_leaves
-from reprise.engine.states.layers import FullLayer, KvLayer, StateLayer
+from reprise.engine.states.layers import FullLayer, HiddenLayer, KvLayer, is_saved
 from reprise.engine.states.payloads import Column, Snapshot, clip, columns_of
 
 if TYPE_CHECKING:
@@ -188,9 +188,11 @@ class Restoration:
             recurrent = iter(snapshot.states if snapshot is not None else ())
             opaque = iter(snapshot.opaque.thaw() if snapshot is not None and snapshot.opaque is not None else ())
             for i, fresh in enumerate(self._fresh):
-                if isinstance(fresh, StateLayer):
+                if is_saved(fresh):
                     # New array objects with the same bytes: a model may update its own in place.
                     fresh.arrays = [copy.copy(array) for array in next(recurrent)]
+                    leaves[i] = fresh
+                elif isinstance(fresh, HiddenLayer):
                     leaves[i] = fresh
                 elif not isinstance(fresh, KvLayer):
                     leaves[i] = next(opaque)

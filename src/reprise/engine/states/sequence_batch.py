@@ -21,7 +21,7 @@ from reprise.core.images import PromptImage, grid_positions
 from reprise.core.kinds import Chunk, KvKind, Window
 from reprise.core.tokens import Span
 from reprise.engine.states.blueprint import Blueprint, leaf_states
-from reprise.engine.states.layers import STEP, KvLayer, StateLayer, room, rounded
+from reprise.engine.states.layers import STEP, HiddenLayer, KvLayer, StateLayer, is_saved, room, rounded
 from reprise.engine.states.payloads import PackedSegment, Snapshot, arrays_of, count_bytes, look_into, pack, save
 from reprise.engine.states.restoration import COPIED_AT_ONCE, Restoration
 from reprise.engine.states.seeing import PassInputs, Positions, SeeingModel
@@ -55,8 +55,6 @@ class SequenceBatch:
         """The pass that was run ahead, if any: the layers are then one position past `lengths`."""
         self.before: Mapping[int, list[mx.array | None]] | None = None
         """The recurrent states from before the last pass, while some of that may have to be undone."""
-        self.before_guess: Mapping[int, list[mx.array | None]] = {}
-        """The recurrent states before tokens that may be undone, by layer."""
 
     @property
     def num_rows(self) -> int:
@@ -85,6 +83,16 @@ class SequenceBatch:
         """The arrays of each recurrent layer."""
         return [state.arrays for state in self._recurrent]
 
+    def saved(self) -> list[list[mx.array | None]]:
+        """The arrays of each recurrent layer that snapshots have."""
+        return [state.arrays for state in self._recurrent if is_saved(state)]
+
+    @property
+    def hidden(self) -> HiddenLayer | None:
+        """The hidden state that a head continues from; None: the model has no head."""
+        last = self.caches[-1]
+        return last if isinstance(last, HiddenLayer) else None
+
     def opaque(self) -> Sequence[Any]:
         """The states of unknown classes."""
         return self._opaque
@@ -105,7 +113,7 @@ class SequenceBatch:
     @property
     def nbytes(self) -> int:
         """Bytes of all buffers, including spare capacity."""
-        kept = [*(self.ahead.before.values() if self.ahead is not None else ()), *self.before_guess.values()]
+        kept = [] if self.ahead is None else list(self.ahead.before.values())
         return sum(layer.nbytes for layer in self.kv_layers()) + self.state_nbytes + count_bytes(kept)
 
     def arrays(self) -> list[mx.array]:
@@ -189,6 +197,8 @@ class SequenceBatch:
     def undo_last(self, num: int, before: Mapping[int, list[mx.array | None]]) -> None:
         """Undo the last `num` tokens of each row, all of one pass; `before`: the recurrent states before them."""
         for i, state in enumerate(self.states()):
+            if isinstance(state, HiddenLayer) and state.returns_from(num):
+                continue
             if isinstance(state, StateLayer):
                 state.arrays = list(before[i])
             else:
@@ -264,7 +274,7 @@ class SequenceSource:
 
     def snapshot_nbytes(self) -> int:
         """Bytes of the recurrent and opaque states."""
-        return self.rows.state_nbytes // self.rows.num_rows
+        return (count_bytes(self.rows.saved()) + look_into(self.rows.opaque()).nbytes) // self.rows.num_rows
 
     def segment(self, kind: KvKind, span: Span) -> SegmentPayload:
         """The entries of `span`, as a payload for the cache."""
@@ -282,7 +292,7 @@ class SequenceSource:
         """A copy of the recurrent and opaque states."""
         assert self.rows.ahead is None
         row = slice(self.row, self.row + 1)
-        recurrent = [[None if a is None else a[row] for a in arrays] for arrays in self.rows.recurrent()]
+        recurrent = [[None if a is None else a[row] for a in arrays] for arrays in self.rows.saved()]
         return save(recurrent, self.rows.opaque())
 
 

@@ -1,0 +1,212 @@
+"""Chats with the demo's model and what guesses its next tokens: accepted shares and passes, by count.
+
+    python -m bench.heads [--chats 2] [--turns 20] [--costs memory]
+
+Every pass and every guess has a fixed cost, as in `bench.draft_replay`, so that the counts are the same on any machine
+and say what a device with such costs would gain. `head` is the trained head that ships with the demo's model. The
+others are companions (`--draft-model`) in its place: `same` is the model itself, the most that there is; `random` has
+other weights and is of no use. All sides look earlier text up, too; `looked up` is that alone.
+"""
+
+import argparse
+import itertools
+import json
+import shutil
+import tempfile
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import mlx.core as mx
+
+from bench.draft_replay import COSTS, DEMO, FixedCosts, ReplayTurn, demo_turns
+from reprise.core.events import Event, Finished, Sampled
+from reprise.core.job import Job, Sampling
+from reprise.core.prompt import Prompt
+from reprise.core.settings import Settings
+from reprise.core.tokens import as_tokens
+from reprise.drafts.benefit import DraftCosts, PassCosts
+from reprise.engine.running.runner import LiveSequence, TokenFailure, TokenResult
+from reprise.lab.demo.tiny.build import random_weights
+from reprise.loop import EngineClient
+from reprise.loop.worker import Worker
+
+HEAD = DEMO.parent / "head"
+STEPS: Mapping[str, float] = {"head": 0.03, "same": 0.1, "random": 0.1}
+"""What a guess costs, in passes: a head of 2 to 3 % of the weights and the output matrix; a companion of a tenth."""
+_PATIENCE_S = 600.0
+_ids = itertools.count()
+
+
+class FixedStep(DraftCosts):
+    """A guess that takes a share of a pass."""
+
+    def step_s(self, passes: PassCosts) -> float:
+        return passes.one_s * self.relative
+
+    def note_steps(self, num: int, seconds: float) -> None:
+        """Nothing is learnt."""
+
+
+@dataclass(slots=True, kw_only=True)
+class HeadCounts:
+    """What some answers took. Costs are in passes over one token."""
+
+    answers: list[list[int]] = field(default_factory=list[list[int]])
+    num_generated: int = 0
+    num_computed: int = 0
+    """Tokens of prompts that were not reused."""
+    num_passes: int = 0
+    num_drafted: int = 0
+    num_accepted: int = 0
+    """By what guesses, not by look-ups."""
+    num_guesses: int = 0
+    num_first_right: int = 0
+    """Of these, those whose first token was right."""
+    cost: float = 0.0
+
+    @property
+    def first_share(self) -> float:
+        return self.num_first_right / max(1, self.num_guesses)
+
+    @property
+    def passes_per_token(self) -> float:
+        return self.num_passes / self.num_generated
+
+    @property
+    def speed(self) -> float:
+        """Tokens in the time of a pass over one."""
+        return self.num_generated / self.cost
+
+
+class GuessedSide:
+    """An engine whose passes and guesses have fixed costs, and which counts them."""
+
+    def __init__(self, costs: Mapping[int, float], step: float, *, model: Path = DEMO, **settings: Any) -> None:
+        self.counts = HeadCounts()
+        self._costs, self._step = FixedCosts(costs), step
+        self._text: list[int] = []
+        self._guesses: list[tuple[int, int]] = []
+        """The position of the first token of each guess, and the token."""
+        self.engine = EngineClient(Settings(model=str(model), drafts="auto", is_audit_off=True, **settings))
+        self.engine.start()
+        self.engine.call(self._prepare)
+
+    def _prepare(self, worker: Worker) -> None:
+        assert worker.drafts is not None
+        worker.drafts.costs = self._costs
+        if worker.head is not None:
+            worker.head.costs = FixedStep(relative=self._step)
+        guess = worker.runner.guess
+
+        def noted(live: LiveSequence, num: int) -> list[int]:
+            tokens = guess(live, num)
+            self._guesses.append((live.position + len(live.unfed) + 1, tokens[0]))
+            self.counts.cost += self._step * num
+            return tokens
+
+        worker.runner.guess = noted  # type: ignore[method-assign]
+        verify = worker.runner.verify
+
+        def counted(live: LiveSequence, draft: Sequence[int]) -> TokenResult | TokenFailure:
+            self.counts.cost += self._costs.relative(1 + len(live.unfed) + len(draft)) - 1
+            return verify(live, draft)
+
+        worker.runner.verify = counted  # type: ignore[method-assign]
+
+    def run(self, prompt: Sequence[int], num: int, stop: int) -> list[int]:
+        """The answer to a prompt, which is counted."""
+        ended, end, answer = threading.Event(), list[Finished](), list[int]()
+
+        def hear(event: Event) -> None:
+            if isinstance(event, Sampled):
+                answer.append(event.token)
+            elif isinstance(event, Finished):
+                end.append(event)
+                ended.set()
+
+        job = Job(
+            id=f"job-{next(_ids)}",
+            prompt=Prompt(tokens=as_tokens(prompt)),
+            max_tokens=num,
+            sampling=Sampling(temperature=0),
+            stop_tokens=frozenset({stop}),
+        )
+        self._guesses.clear()
+        self.engine.submit(job, hear)
+        assert ended.wait(_PATIENCE_S) and end[0].error is None, end
+        outcome, counts, text = end[0].outcome, self.counts, [*prompt, *answer]
+        counts.answers.append(answer)
+        counts.num_generated += len(answer) - 1
+        counts.num_computed += outcome.num_prefilled
+        counts.num_passes += len(answer) - 1 - outcome.num_accepted
+        counts.cost += len(answer) - 1 - outcome.num_accepted
+        for source, drafted in outcome.drafted.items():
+            if source in ("head", "draft-model"):
+                counts.num_drafted += drafted.num
+                counts.num_accepted += drafted.num_accepted
+        known = [(text[at], token) for at, token in self._guesses if at < len(text)]
+        counts.num_guesses += len(known)
+        counts.num_first_right += sum(right == token for right, token in known)
+        return answer
+
+    def close(self) -> None:
+        self.engine.close(timeout_s=30)
+
+
+def hold(side: GuessedSide, turns: Sequence[ReplayTurn]) -> HeadCounts:
+    """Hold these chats."""
+    for turn in turns:
+        side.run(turn.prompt, 2 * len(turn.answer), turn.answer[-1])
+    return side.counts
+
+
+def chats(num: int, num_turns: int) -> list[ReplayTurn]:
+    """Turns of chats as the demo's model is trained to answer them."""
+    return [turn for seed in range(num) for turn, _ in demo_turns(Random(700 + seed), num_turns)]
+
+
+def random_companion(directory: Path) -> Path:
+    """The demo's model with random weights."""
+    shutil.copytree(DEMO, directory)
+    weights = random_weights(json.loads((directory / "config.json").read_text()), seed=1)
+    mx.save_safetensors(str(directory / "model.safetensors"), weights, metadata={"format": "mlx"})
+    return directory
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--chats", type=int, default=2)
+    parser.add_argument("--turns", type=int, default=20)
+    parser.add_argument("--costs", choices=sorted(COSTS), default="memory")
+    options = parser.parse_args()
+    turns, costs = chats(options.chats, options.turns), COSTS[options.costs]
+    with tempfile.TemporaryDirectory(prefix="reprise-bench-") as folder:
+        random = random_companion(Path(folder) / "random")
+        sides: dict[str, dict[str, Any]] = {
+            "looked up": {},
+            "head": {"mtp": str(HEAD)},
+            "same": {"draft_model": str(DEMO)},
+            "random": {"draft_model": str(random)},
+        }
+        plain: HeadCounts | None = None
+        for name, settings in sides.items():
+            side = GuessedSide(costs, STEPS.get(name, 0.0), **settings)
+            found = hold(side, turns)
+            side.close()
+            plain = found if plain is None else plain
+            same = sum(one == other for one, other in zip(found.answers, plain.answers, strict=True))
+            print(
+                f"{name:9} {found.passes_per_token:.3f} passes per token; first guesses right {found.first_share:.3f}, "
+                f"{found.num_accepted:,} of {found.num_drafted:,} guessed tokens accepted; {found.speed:.2f} tokens in "
+                f"the time of a pass; {found.num_computed:,} tokens of prompts computed; {same} of "
+                f"{len(found.answers)} answers the same",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,319 @@
+"""Finds and reads the head of a model: the tensors in its files decide, not its configuration.
+
+Heads are in the checkpoint itself, where mlx-lm drops them, in a file beside it, or in a folder of their own (a
+drafter, `model_type: *_mtp`). `FORMATS` has one row per family. A wrong row is never a wrong answer, as what a head
+guesses is verified: only fewer guesses are right.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, cast
+
+import mlx.core as mx
+from mlx import nn
+from mlx.utils import tree_flatten
+from mlx_lm import utils as mlx_lm_utils
+
+from reprise.core.errors import LoadFailed, first_line
+from reprise.engine.models.headed import Head, HeadedModel
+from reprise.engine.models.model_files import HEADS_BESIDE, WEIGHTS, read_config
+
+log = logging.getLogger(__name__)
+
+_LAYER = "model.layers.0."
+"""The name of the first layer in a checkpoint of a whole model."""
+_NORM = re.compile(r"norm[^.]*\.weight$")
+_EXPERT = re.compile(r"(.+)\.experts\.(\d+)\.(\w+_proj\.\w+)")
+_MX_FORMATS = {32: "mxfp", 16: "nvfp"}
+"""Names of formats without biases, by their group size."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadFormat:
+    """How a family of models stores its head. All of them continue from the hidden state behind the last norm.
+
+    `text_at`: the attribute of mlx-lm's model that has the language model. `prefixes`: regular expressions of what
+    stands before the names of a head's tensors. `names`: how those begin, and how in `Head`. `one_layer`: the
+    configuration under which the family's model is that of the head's one layer.
+    """
+
+    text_at: str = ""
+    prefixes: tuple[str, ...]
+    names: Mapping[str, str] = field(default_factory=dict[str, str])
+    ignored: tuple[str, ...] = ()
+    """Copies of the model's embedding and output."""
+    one_layer: Mapping[str, Any]
+    promised_by: str
+    """The key of the configuration that has the number of its layers."""
+    norm_offset: float = 0.0
+    """What is added to the weights of norms in a checkpoint that was not converted for MLX."""
+    needs_array: bool = False
+
+
+_QWEN = HeadFormat(
+    text_at="language_model",
+    prefixes=(r"(?:model\.)?(?:language_model\.)?mtp\.",),
+    one_layer={"num_hidden_layers": 1, "full_attention_interval": 1},
+    promised_by="mtp_num_hidden_layers",
+    norm_offset=1.0,
+)
+_QWEN3_NEXT = replace(_QWEN, text_at="", one_layer={**_QWEN.one_layer, "decoder_sparse_step": 1, "mlp_only_layers": []})
+_NEXTN_NAMES = {
+    "eh_proj.": "fc.",
+    "enorm.": "pre_fc_norm_embedding.",
+    "hnorm.": "pre_fc_norm_hidden.",
+    "shared_head.norm.": "norm.",
+    "shared_head_norm.": "norm.",
+    "mtp_block.": "layers.0.",
+    "": "layers.0.",
+}
+_NEXTN = HeadFormat(
+    # The layer behind the last one, of which the configuration does not count.
+    prefixes=(r"model\.layers\.{num_hidden_layers}\.",),
+    names=_NEXTN_NAMES,
+    ignored=("embed_tokens.", "shared_head.head.", "self_attn.rotary_emb."),
+    one_layer={"num_hidden_layers": 1, "first_k_dense_replace": 0},
+    promised_by="num_nextn_predict_layers",
+)
+_NEXTN_LATENT = replace(_NEXTN, needs_array=True)
+
+FORMATS: Mapping[str, HeadFormat] = {
+    "qwen3_5": _QWEN,
+    "qwen3_5_moe": _QWEN,
+    "qwen3_next": _QWEN3_NEXT,
+    "glm4_moe": _NEXTN,
+    "glm4_moe_lite": _NEXTN_LATENT,
+    "deepseek_v3": _NEXTN_LATENT,
+}
+"""By architecture."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadFacts:
+    """What a user may want to know of a model's head.
+
+    `place`: the file or folder that it was read from. `nbytes`: of its weights; `nbytes_per_token`: of its entries.
+    `reason`: why the model has none although its configuration promises one, or the files have one; "" if it has.
+    """
+
+    place: str = ""
+    nbytes: int = 0
+    nbytes_per_token: int = 0
+    reason: str = ""
+    is_model: bool = False
+    """Whether it is a small model beside the model, a companion."""
+
+    @property
+    def is_there(self) -> bool:
+        return self.reason == ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Stored:
+    """The tensors of a head in one place, by their names in `Head`, lazy."""
+
+    place: str
+    tensors: Mapping[str, mx.array]
+    is_converted: bool
+    """Whether they were converted for MLX, so that norms are as it has them."""
+
+
+def attach_head(
+    model: nn.Module, config: Mapping[str, Any], directory: Path, *, mtp: str
+) -> tuple[nn.Module, HeadFacts | None]:
+    """The model with its head, and where that is from. `mtp`: "auto", "off", or the folder that has the head.
+
+    Without a head the model as it is, and why, if one was to be expected. Raises LoadFailed if it does not fit, where a
+    folder was given.
+    """
+    stored = _find(config, directory, mtp=mtp)
+    if not isinstance(stored, _Stored):
+        return model, stored
+    form = FORMATS[str(config.get("model_type"))]
+    try:
+        head = _read(stored, form, config)
+    except LoadFailed as error:
+        if mtp != "auto":
+            raise LoadFailed(f"--mtp {mtp}: {error}") from error
+        return model, HeadFacts(reason=str(error))
+    nbytes = sum(array.nbytes for _, array in tree_flatten(head.parameters()))
+    return HeadedModel(model, head, text_at=form.text_at), HeadFacts(place=stored.place, nbytes=nbytes)
+
+
+def look_for_head(config: Mapping[str, Any], directory: Path, *, mtp: str) -> HeadFacts | None:
+    """What the files say of a head, as `attach_head` would find it, without reading its weights. Raises LoadFailed."""
+    stored = _find(config, directory, mtp=mtp)
+    if not isinstance(stored, _Stored):
+        return stored
+    return HeadFacts(place=stored.place, nbytes=sum(array.nbytes for array in stored.tensors.values()))
+
+
+def without_head(model: nn.Module) -> nn.Module:
+    """The model alone."""
+    return model.model if isinstance(model, HeadedModel) else model
+
+
+def _find(config: Mapping[str, Any], directory: Path, *, mtp: str) -> _Stored | HeadFacts | None:
+    """The head's tensors; why there are none, if they were to be expected; None: they were not. Raises LoadFailed."""
+    if mtp == "off":
+        return None
+    folder = None if mtp == "auto" else Path(mtp).expanduser()
+    form = FORMATS.get(str(config.get("model_type")))
+    if form is None and folder is None:
+        return None
+    if form is None:
+        raise LoadFailed(f"--mtp {mtp}: the model is of type {config.get('model_type')!r}, and heads are {_known()}")
+    if folder is not None:
+        return _in_folder(folder, form, config)
+    stored = _in_checkpoint(directory, form, config)
+    promised = int(_text_of(config).get(form.promised_by) or 0)
+    if stored is not None or promised == 0:
+        return stored
+    return HeadFacts(
+        reason=f"its config.json has {form.promised_by} = {promised}, but its files lack the head's tensors"
+    )
+
+
+def _known() -> str:
+    return "known of " + ", ".join(sorted(FORMATS))
+
+
+def _text_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The part of a configuration that is about the language model."""
+    return cast(Mapping[str, Any], config.get("text_config") or config)
+
+
+# Where it is.
+
+
+def _in_checkpoint(directory: Path, form: HeadFormat, config: Mapping[str, Any]) -> _Stored | None:
+    """The head in the model's own files or beside them."""
+    files = sorted(directory.glob(WEIGHTS))
+    stored = _stored(files, form, config, place=directory.name)
+    for name in HEADS_BESIDE:
+        if stored is None and (directory / name).is_file():
+            stored = _stored([directory / name], form, config, place=name, is_bare=True)
+    return stored
+
+
+def _in_folder(folder: Path, form: HeadFormat, config: Mapping[str, Any]) -> _Stored:
+    """The head in a folder of its own, or in one of a whole model. Raises LoadFailed."""
+    if not folder.is_dir():
+        raise LoadFailed(f"--mtp {folder}: no such directory. Give a folder with a head, auto or off.")
+    kind = str(read_config(folder, f"--mtp {folder}").get("model_type", ""))
+    files = sorted(folder.glob("*.safetensors"))
+    stored = _stored(files, form, config, place=str(folder), is_bare=kind.endswith("_mtp"))
+    if stored is None:
+        raise LoadFailed(f"--mtp {folder}: it has no tensors of a head for this model.")
+    return stored
+
+
+def _stored(
+    files: Sequence[Path], form: HeadFormat, config: Mapping[str, Any], *, place: str, is_bare: bool = False
+) -> _Stored | None:
+    """The head's tensors in these files. `is_bare`: all are its own, with or without the prefix."""
+    text = _text_of(config)
+    prefixes = [prefix.replace("{num_hidden_layers}", str(text.get("num_hidden_layers"))) for prefix in form.prefixes]
+    found: dict[str, mx.array] = {}
+    is_converted = True
+    for file in files:
+        weights, metadata = mx.load(str(file), return_metadata=True)
+        for name, array in weights.items():
+            own = next((name[m.end() :] for prefix in prefixes if (m := re.match(prefix, name)) is not None), None)
+            if own is None and is_bare:
+                own = name.removeprefix("model.")
+            elif own is not None:
+                # A folder's names have no prefix once they are converted, whatever wrote it.
+                is_converted = is_converted and metadata.get("format") == "mlx"
+            if own is not None and not own.startswith(form.ignored):
+                found[_name(own, form)] = array
+    return _Stored(place=place, tensors=found, is_converted=is_converted) if found else None
+
+
+def _name(stored: str, form: HeadFormat) -> str:
+    for theirs, ours in form.names.items():
+        if stored.startswith(theirs):
+            return ours + stored.removeprefix(theirs)
+    return stored
+
+
+# What it is.
+
+
+def _one_layer(config: Mapping[str, Any]) -> nn.Module:
+    """A model of the head's one layer, of the same family."""
+    form = FORMATS[str(config["model_type"])]
+    model_class, arguments = mlx_lm_utils._get_classes(dict(config))  # pyright: ignore[reportPrivateUsage]
+    given = {"text_config": {**_text_of(config), **form.one_layer}} if "text_config" in config else form.one_layer
+    return cast(nn.Module, model_class(arguments.from_dict({**config, **given})))
+
+
+def _of_layers(one: nn.Module, form: HeadFormat, config: Mapping[str, Any]) -> Head:
+    text = _text_of(config)
+    width, eps = int(text["hidden_size"]), float(text["rms_norm_eps"])
+    return Head(list(cast(Any, one).layers), width=width, eps=eps, needs_array=form.needs_array)
+
+
+def _read(stored: _Stored, form: HeadFormat, config: Mapping[str, Any]) -> Head:
+    """A head with these weights. Raises LoadFailed if they do not fit the model."""
+    try:
+        one = _one_layer(config)
+        tensors = _converted(stored, one, form)
+        num = 1 + max((int(name.split(".")[1]) for name in tensors if name.startswith("layers.")), default=0)
+        if num > 1:
+            raise LoadFailed(f"the head in {stored.place} has {num} layers, and only those with one are known")
+        head = _of_layers(one, form, config)
+        _quantise(head, tensors)
+        head.load_weights(list(tensors.items()))
+    except LoadFailed:
+        raise
+    except Exception as error:
+        # Names and shapes of other families and of other tools: anything may be raised.
+        raise LoadFailed(f"the head in {stored.place} does not fit the model: {first_line(error)}") from error
+    head.eval()
+    return head
+
+
+def _converted(stored: _Stored, one: nn.Module, form: HeadFormat) -> dict[str, mx.array]:
+    """The tensors by the names and in the form of mlx-lm's layers, as the model's own code converts a checkpoint."""
+    norms = {name: array for name, array in stored.tensors.items() if _NORM.search(name) and array.ndim == 1}
+    rest = {name: array for name, array in stored.tensors.items() if name not in norms}
+    outer = {name: array for name, array in rest.items() if not name.startswith("layers.")}
+    inner = {_LAYER + name.removeprefix("layers.0."): rest[name] for name in rest if name not in outer}
+    sanitized = cast(dict[str, mx.array], cast(Any, one).sanitize(inner)) if hasattr(one, "sanitize") else inner
+    own = {"layers.0." + name.partition("layers.0.")[2]: array for name, array in _stacked(sanitized).items()}
+    offset = 0.0 if stored.is_converted else form.norm_offset
+    return {**outer, **own, **{name: array + offset if offset != 0 else array for name, array in norms.items()}}
+
+
+def _stacked(tensors: Mapping[str, mx.array]) -> dict[str, mx.array]:
+    """Experts that are still stored one by one, as one array for each projection."""
+    experts: dict[str, dict[int, mx.array]] = defaultdict(dict)
+    found: dict[str, mx.array] = {}
+    for name, array in tensors.items():
+        if (match := _EXPERT.fullmatch(name)) is None:
+            found[name] = array
+        else:
+            experts[f"{match[1]}.switch_mlp.{match[3]}"][int(match[2])] = array
+    return found | {name: mx.stack([each[at] for at in sorted(each)]) for name, each in experts.items()}
+
+
+def _quantise(head: Head, tensors: Mapping[str, mx.array]) -> None:
+    """Have the head's layers take quantised weights where the tensors are; their shapes say in which form."""
+
+    def form_of(path: str, module: nn.Module) -> bool | dict[str, Any]:
+        scales = tensors.get(f"{path}.scales")
+        if scales is None or not hasattr(module, "to_quantized"):
+            return False
+        width = cast(mx.array, cast(Any, module).weight).shape[-1]
+        bits, group_size = tensors[f"{path}.weight"].shape[-1] * 32 // width, width // scales.shape[-1]
+        mode = "affine" if f"{path}.biases" in tensors else f"{_MX_FORMATS.get(group_size, 'mxfp')}{bits}"
+        return {"bits": bits, "group_size": group_size, "mode": mode}
+
+    nn.quantize(head, class_predicate=form_of)

@@ -1,0 +1,257 @@
+"""A head's entries follow from the tokens, as all others do, and what it guesses needs nothing else."""
+
+import json
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from reprise.cache.prefix_cache import PrefixCache
+from reprise.core.errors import LoadFailed
+from reprise.core.prompt import BoundaryKind
+from reprise.core.tokens import as_tokens
+from reprise.engine.models.headed import HeadedModel
+from reprise.engine.models.load import LoadedModel, load_model
+from reprise.engine.states.layers import FullLayer
+from reprise.engine.states.sequence_batch import SequenceBatch, SequenceSource
+from tests.models.headed import (
+    HEADED,
+    PLACES,
+    checkpoint_names,
+    head_tensors,
+    headed_model,
+    loaded_with_head,
+    read_weights,
+    without_tensors_of_head,
+    write_weights,
+)
+
+TOKENS = np.random.default_rng(3).integers(0, 500, 60).astype(np.int32)
+KINDS = ("qwen3_5", "glm4_moe", "deepseek_v3")
+"""With recurrent state, with attention alone, with latents."""
+
+
+def guesses(loaded: LoadedModel, rows: SequenceBatch, row: int, token: int, num: int = 3) -> list[mx.array]:
+    """The head's outputs behind `token`, which is not fed, each from the one before; its entries are undone."""
+    model = loaded.model
+    assert isinstance(model, HeadedModel) and rows.hidden is not None
+    own = [state for state in rows.states() if isinstance(state, FullLayer) and state.hides_first]
+    embeddings = model.embed(mx.array([[token]]))
+    hidden, found = rows.hidden.last(embeddings)[row : row + 1], list[mx.array]()
+    for _ in range(num):
+        hidden = model.head.output(embeddings, hidden, own)
+        found.append(hidden)
+        embeddings = model.embed(mx.argmax(model.logits(hidden)[:, -1], axis=-1)[None])
+    mx.eval(found)
+    for layer in own:
+        layer.undo_last(num)
+    return found
+
+
+def fed(loaded: LoadedModel, *chunks: np.ndarray) -> SequenceBatch:
+    rows = SequenceBatch(loaded.blueprint)
+    for chunk in chunks:
+        rows.forward(loaded.model, mx.array(chunk[None]))
+        mx.eval(rows.arrays())
+    return rows
+
+
+def gap(some: list[mx.array], others: list[mx.array]) -> float:
+    return max(float(mx.abs(a - b).max()) for a, b in zip(some, others, strict=True))
+
+
+@pytest.mark.parametrize("architecture", HEADED)
+def test_the_model_answers_as_without_its_head(architecture: str) -> None:
+    with_head = loaded_with_head(architecture)
+    plain = load_model(str(headed_model(architecture)), mtp="off")
+    assert with_head.head is not None and with_head.head.is_there and plain.head is None
+    assert with_head.fingerprint != plain.fingerprint
+    rows, others = SequenceBatch(with_head.blueprint), SequenceBatch(plain.blueprint)
+    for chunk in (TOKENS[:33], TOKENS[33:]):
+        ours, theirs = (
+            each.forward(loaded.model, mx.array(chunk[None])) for each, loaded in ((rows, with_head), (others, plain))
+        )
+        assert mx.array_equal(ours, theirs)
+
+
+@pytest.mark.parametrize("architecture", HEADED)
+def test_guesses_do_not_depend_on_how_the_text_was_cut(architecture: str) -> None:
+    loaded = loaded_with_head(architecture)
+    whole, cut = fed(loaded, TOKENS), fed(loaded, TOKENS[:1], TOKENS[1:20], TOKENS[20:59], TOKENS[59:])
+    assert gap(guesses(loaded, whole, 0, 5), guesses(loaded, cut, 0, 5)) < 1e-4
+
+
+@pytest.mark.parametrize("architecture", KINDS)
+def test_no_guess_sees_the_entry_of_the_first_token(architecture: str) -> None:
+    """It would stand behind a hidden state that does not exist."""
+    loaded = loaded_with_head(architecture)
+    rows, changed = fed(loaded, TOKENS), fed(loaded, TOKENS)
+    for layer in changed.states():
+        if isinstance(layer, FullLayer) and layer.hides_first:
+            layer.planes = [
+                mx.concatenate([plane[..., :1, :] + 3, plane[..., 1:, :]], axis=2) for plane in layer.planes
+            ]
+    assert gap(guesses(loaded, rows, 0, 5), guesses(loaded, changed, 0, 5)) == 0
+
+
+@pytest.mark.parametrize("architecture", KINDS)
+def test_a_batch_of_rows_of_different_lengths_has_the_entries_of_each_alone(architecture: str) -> None:
+    loaded = loaded_with_head(architecture)
+    lengths = (11, 1, 7)
+    alone = [fed(loaded, TOKENS[:n], TOKENS[n : n + 1], TOKENS[n + 1 : n + 4]) for n in lengths]
+    batch, *others = [fed(loaded, TOKENS[:n]) for n in lengths]
+    batch.join(others)
+    for low, high in ((0, 1), (1, 4)):
+        batch.forward(loaded.model, mx.array(np.stack([TOKENS[n + low : n + high] for n in lengths])))
+        mx.eval(batch.arrays())
+    for row, rows in enumerate(alone):
+        single = batch.copy_rows([row])
+        assert gap(guesses(loaded, single, 0, 5), guesses(loaded, rows, 0, 5)) < 1e-4
+
+
+@pytest.mark.parametrize("architecture", KINDS)
+def test_after_a_resume_the_head_guesses_as_after_a_cold_run(architecture: str) -> None:
+    """Models that resume anywhere lack the hidden state there: one entry is made of zeros, the answer is the same."""
+    loaded = loaded_with_head(architecture)
+    cold, cache = fed(loaded, TOKENS), PrefixCache(loaded.blueprint.layout)
+    for stop in (33, 45):
+        rows = fed(loaded, TOKENS[:stop])
+        cache.commit(as_tokens(TOKENS[:stop]), SequenceSource(rows, 0), kind=BoundaryKind.STABLE)
+    match = cache.match(as_tokens(TOKENS))
+    position = cache.resume_at(match, limit=59)
+    assert position == 45
+    warm = SequenceBatch.restored(loaded.blueprint, cache.read(match, position))
+    warm.forward(loaded.model, mx.array(TOKENS[None, position:]))
+    mx.eval(warm.arrays())
+    distance = gap(guesses(loaded, warm, 0, 5), guesses(loaded, cold, 0, 5))
+    if loaded.blueprint.layout.has_snapshots:
+        assert distance < 1e-4
+    else:
+        assert 0 < distance < 3
+
+
+@pytest.mark.parametrize("architecture", KINDS)
+def test_undone_tokens_leave_nothing_behind(architecture: str) -> None:
+    loaded = loaded_with_head(architecture)
+    rows, plain = fed(loaded, TOKENS[:40]), fed(loaded, TOKENS[:40], TOKENS[40:42])
+    before = rows.save_recurrent()
+    rows.forward(loaded.model, mx.array(TOKENS[None, 40:46]))
+    if loaded.blueprint.rewinds:
+        rows.undo_last(4, before)
+    else:
+        rows.undo_last(6, before)
+        rows.forward(loaded.model, mx.array(TOKENS[None, 40:42]))
+    mx.eval(rows.arrays())
+    assert gap(guesses(loaded, rows, 0, 5), guesses(loaded, plain, 0, 5)) < 1e-4
+
+
+# Where a head comes from.
+
+
+def moved(directory: Path, place: str, *, prefix: str) -> Path:
+    """Put the head of a Qwen there, of which the weights have none; returns the model's directory."""
+    file = directory / place
+    file.parent.mkdir(parents=True, exist_ok=True)
+    config = json.loads((directory / "config.json").read_text())
+    tensors = {prefix + name: array for name, array in head_tensors(config).items()}
+    write_weights(file, tensors)
+    return directory
+
+
+def same_head(loaded: LoadedModel, architecture: str = "qwen3_5") -> bool:
+    return loaded.fingerprint == loaded_with_head(architecture).fingerprint
+
+
+@pytest.mark.parametrize("place", ["mtp.safetensors", "optiq/mtp.safetensors"])
+@pytest.mark.parametrize("prefix", ["mtp.", "language_model.mtp.", "model.mtp.", ""])
+def test_a_head_beside_the_weights_is_found(tmp_path: Path, place: str, prefix: str) -> None:
+    directory = moved(without_tensors_of_head("qwen3_5", tmp_path), place, prefix=prefix)
+    loaded = load_model(str(directory), mtp="auto")
+    assert loaded.head is not None and loaded.head.place == place
+    assert same_head(loaded)
+
+
+def test_a_folder_of_its_own_has_a_head_for_the_model(tmp_path: Path) -> None:
+    directory = without_tensors_of_head("qwen3_5", tmp_path)
+    folder = tmp_path / "drafter"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({"model_type": "qwen3_5_mtp"}))
+    tensors = head_tensors(json.loads((directory / "config.json").read_text()))
+    write_weights(folder / "model.safetensors", tensors)
+    assert same_head(load_model(str(directory), mtp=str(folder)))
+
+
+def test_norms_that_were_not_converted_get_their_offset(tmp_path: Path) -> None:
+    directory = without_tensors_of_head("qwen3_5", tmp_path)
+    tensors = {
+        f"mtp.{name}": array - 1 if name.endswith("norm.weight") or "norm_" in name else array
+        for name, array in head_tensors(json.loads((directory / "config.json").read_text())).items()
+    }
+    write_weights(directory / "mtp.safetensors", tensors, form="pt")
+    ours, theirs = load_model(str(directory), mtp="auto"), loaded_with_head("qwen3_5")
+    assert gap(guesses(ours, fed(ours, TOKENS), 0, 5), guesses(theirs, fed(theirs, TOKENS), 0, 5)) < 1e-4
+
+
+@pytest.mark.parametrize("architecture", ["qwen3_5_moe", "qwen3_next", "glm4_moe"])
+def test_experts_that_are_stored_one_by_one_are_stacked(architecture: str, tmp_path: Path) -> None:
+    directory = without_tensors_of_head(architecture, tmp_path)
+    config = json.loads((directory / "config.json").read_text())
+    place = directory / PLACES.get(architecture, "model.safetensors")
+    weights = read_weights(place) if place.exists() else {}
+    for name, array in checkpoint_names(config, head_tensors(config)).items():
+        if "switch_mlp" in name:
+            weights |= {name.replace("switch_mlp", f"experts.{at}"): array[at] for at in range(array.shape[0])}
+        else:
+            weights[name] = array
+    write_weights(place, weights)
+    assert same_head(load_model(str(directory), mtp="auto"), architecture)
+
+
+def test_quantised_tensors_are_read_as_they_are(tmp_path: Path) -> None:
+    directory = without_tensors_of_head("qwen3_5", tmp_path)
+    tensors: dict[str, mx.array] = {}
+    for name, array in head_tensors(json.loads((directory / "config.json").read_text())).items():
+        if name == "fc.weight" or name.endswith("_proj.weight"):
+            path = "mtp." + name.removesuffix(".weight")
+            quantised = mx.quantize(array, group_size=32, bits=8)
+            tensors |= {f"{path}.{part}": a for part, a in zip(("weight", "scales", "biases"), quantised, strict=True)}
+        else:
+            tensors["mtp." + name] = array
+    write_weights(directory / "mtp.safetensors", tensors)
+    ours, theirs = load_model(str(directory), mtp="auto"), loaded_with_head("qwen3_5")
+    assert ours.head is not None and theirs.head is not None and ours.head.nbytes < 0.5 * theirs.head.nbytes
+    assert gap(guesses(ours, fed(ours, TOKENS), 0, 5, 1), guesses(theirs, fed(theirs, TOKENS), 0, 5, 1)) < 0.2
+
+
+def test_a_promised_head_that_the_files_lack_is_named(tmp_path: Path) -> None:
+    directory = without_tensors_of_head("qwen3_5", tmp_path)
+    assert load_model(str(directory), mtp="auto").head is None
+    config = json.loads((directory / "config.json").read_text())
+    config["text_config"]["mtp_num_hidden_layers"] = 1
+    (directory / "config.json").write_text(json.dumps(config))
+    loaded = load_model(str(directory), mtp="auto")
+    assert loaded.head is not None and not loaded.head.is_there
+    assert "mtp_num_hidden_layers = 1" in loaded.head.reason
+    assert not isinstance(loaded.model, HeadedModel)
+
+
+def test_a_head_that_does_not_fit_is_left_out_unless_it_was_asked_for(tmp_path: Path) -> None:
+    directory = without_tensors_of_head("qwen3_5", tmp_path)
+    write_weights(directory / "mtp.safetensors", {"mtp.fc.weight": mx.zeros((3, 4))})
+    loaded = load_model(str(directory), mtp="auto")
+    assert loaded.head is not None and "does not fit" in loaded.head.reason
+    (tmp_path / "drafter").mkdir()
+    with pytest.raises(LoadFailed, match="has no config"):
+        load_model(str(directory), mtp=str(tmp_path / "drafter"))
+    with pytest.raises(LoadFailed, match="no such directory"):
+        load_model(str(directory), mtp=str(tmp_path / "nowhere"))
+
+
+def test_what_a_head_takes_is_counted() -> None:
+    loaded = loaded_with_head("qwen3_5")
+    plain = load_model(str(headed_model("qwen3_5")), mtp="off")
+    assert loaded.head is not None
+    assert loaded.head.nbytes == loaded.nbytes - plain.nbytes
+    layer = next(s for s in fed(loaded, TOKENS).states() if isinstance(s, FullLayer) and s.hides_first)
+    assert loaded.head.nbytes_per_token * layer.capacity == layer.nbytes

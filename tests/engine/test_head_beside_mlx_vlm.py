@@ -1,0 +1,47 @@
+"""Heads guess what mlx-vlm's drafters guess, where it has one for the architecture. Skipped without mlx-vlm."""
+
+import json
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from reprise.engine.models.headed import HeadedModel
+from reprise.engine.states.sequence_batch import SequenceBatch
+from tests.models.headed import head_tensors, headed_model, loaded_with_head
+
+drafter: Any = pytest.importorskip("mlx_vlm.speculative.drafters.qwen3_5_mtp")
+
+TOKENS = np.random.default_rng(3).integers(0, 500, 40).astype(np.int32)
+
+
+@pytest.mark.parametrize("architecture", ["qwen3_5", "qwen3_5_moe", "qwen3_next"])
+def test_a_head_of_qwen_guesses_as_the_drafter_of_mlx_vlm(architecture: str) -> None:
+    loaded = loaded_with_head(architecture)
+    model = loaded.model
+    assert isinstance(model, HeadedModel)
+    config = json.loads((headed_model(architecture) / "config.json").read_text())
+    text = dict(config.get("text_config", config))
+    rotated = int(text["head_dim"] * text.get("partial_rotary_factor", 0.25))
+    text.setdefault("rope_parameters", {})
+    text["rope_parameters"] = {
+        "type": "default",
+        "rope_theta": text.get("rope_theta", 10000.0),
+        "partial_rotary_factor": text.get("partial_rotary_factor", 0.25),
+        "mrope_section": [rotated // 2, 0, 0],
+        **text["rope_parameters"],
+    }
+    theirs = drafter.Model(drafter.ModelConfig.from_dict({"text_config": text}))
+    theirs.load_weights(list(theirs.sanitize(head_tensors(config)).items()))
+    theirs.reset(getattr(model.model, "language_model", model.model))
+    rows = SequenceBatch(loaded.blueprint)
+    rows.forward(model, mx.array(TOKENS[None, :-1]))
+    mx.eval(rows.arrays())
+    assert rows.hidden is not None and rows.hidden.recent is not None
+    theirs.prefill_from_target_hidden(
+        mx.array(TOKENS[None, :-1]), rows.hidden.recent, int(TOKENS[-1]), None, greedy=True
+    )
+    own = rows.caches[len(rows.caches) - 1 - len(model.head.layers) : -1]
+    ours = model.head.output(model.embed(mx.array(TOKENS[None, -1:])), rows.hidden.last(mx.zeros((1, 1, 1))), own)
+    assert float(mx.abs(ours - theirs._seed_hidden).max()) < 1e-5

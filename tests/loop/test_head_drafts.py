@@ -1,0 +1,293 @@
+"""A head changes no answer and no reuse, its entries are reused with all others, and it guesses as after a cold run."""
+
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+
+from reprise.core.backend import DraftSource
+from reprise.core.events import Sampled
+from reprise.core.job import Thinking
+from reprise.drafts.benefit import DraftCosts, PassCosts
+from reprise.drafts.history import TokenHistory
+from reprise.engine.models.companion import with_companion
+from reprise.engine.running.runner import LiveSequence
+from reprise.loop.worker import Worker
+from tests.loop.driving import GREEDY, DrivenEngine
+from tests.loop.restarts import Restarts
+from tests.loop.test_drafts import SAMPLED, FreePasses, OneText
+from tests.loop.test_reuse import words
+from tests.matrix import now_and_later
+from tests.models.headed import headed_model
+from tests.models.shared import loaded, nearly
+
+KINDS = [
+    "qwen3_5",
+    "glm4_moe",
+    "llama+gemma3_text",
+    "gemma3_text+qwen3_5",
+    *(
+        pytest.param(each, marks=pytest.mark.matrix)
+        for each in ("qwen3_next", "qwen3_5_moe", "deepseek_v3", "llama+llama", "qwen3_5+llama", "mamba2+qwen3_5")
+    ),
+]
+"""With recurrent layers, whose snapshots have the hidden state, and with attention alone; and companions."""
+
+
+class FreeHead(DraftCosts):
+    def step_s(self, passes: PassCosts) -> float:
+        return 0.0
+
+
+class FreeShortPasses(FreePasses):
+    largest = 8  # type: ignore[assignment]
+
+
+def guess_always(worker: Worker) -> None:
+    """Whatever it brings."""
+    assert worker.drafts is not None and worker.head is not None
+    worker.drafts.costs, worker.head.costs = FreeShortPasses(), FreeHead(relative=0.0)
+    worker.head.account.add = lambda num_passes: None  # type: ignore[method-assign]
+
+
+def with_head(kind: str, **settings: Any) -> DrivenEngine:
+    """`kind`: an architecture that has a head, or two, of a model and its companion."""
+    if "+" in kind:
+        model, companion = kind.split("+")
+        settings["load"] = partial(with_companion, loaded(model), nearly(companion, 0.05))
+        engine = DrivenEngine(model, drafts="auto", **settings)
+    else:
+        engine = DrivenEngine(headed_model(kind), **settings)
+    engine.ask(guess_always)
+    return engine
+
+
+def without_head(kind: str, **settings: Any) -> DrivenEngine:
+    if "+" in kind:
+        return DrivenEngine(kind.split("+", maxsplit=1)[0], **settings)
+    return DrivenEngine(headed_model(kind), mtp="off", **settings)
+
+
+class Guesses:
+    """What the head of an engine guesses, and what it is told to have guessed."""
+
+    def __init__(self, engine: DrivenEngine) -> None:
+        self.real: list[list[int]] = []
+        self.told: dict[int, int] = {}
+        """By position: what is drafted there instead."""
+        engine.ask(self._listen)
+
+    def _listen(self, worker: Worker) -> None:
+        guess = worker.runner.guess
+
+        def told(live: LiveSequence, num: int) -> list[int]:
+            self.real.append(guess(live, num))
+            first = live.position + len(live.unfed) + 1
+            return [self.told.get(first + at, token) for at, token in enumerate(self.real[-1])]
+
+        worker.runner.guess = told  # type: ignore[method-assign]
+
+    def know(self, prompt: Sequence[int], answer: Sequence[int], *, wrong_each: int = 0) -> None:
+        """The answer, with a wrong token now and then."""
+        self.told = {
+            len(prompt) + at: token if wrong_each == 0 or at % wrong_each != wrong_each - 1 else (token + 1) % 256
+            for at, token in enumerate(answer)
+        }
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def pair(request: pytest.FixtureRequest) -> Iterator[tuple[DrivenEngine, DrivenEngine]]:
+    """One engine whose head always guesses, and one without its head."""
+    drafting = with_head(request.param, max_batch=4)
+    plain = without_head(request.param, max_batch=4)
+    yield drafting, plain
+    drafting.close()
+    plain.close()
+
+
+def num_guessed(engine: DrivenEngine) -> int:
+    drafts = engine.loop.status().drafts
+    assert drafts is not None
+    return drafts.num_drafted[DraftSource.HEAD] + drafts.num_drafted[DraftSource.DRAFT_MODEL]
+
+
+OPTIONS = [
+    {"sampling": GREEDY},
+    *now_and_later(
+        [{"sampling": replace(SAMPLED, logprobs=1, frequency_penalty=0.3, frequency_context_size=30)}],
+        [
+            {"sampling": SAMPLED},
+            {"sampling": replace(GREEDY, logit_bias={7: 3.0, 9: -100.0}, repetition_penalty=1.2)},
+        ],
+    ),
+    *now_and_later(
+        [{"sampling": GREEDY, "thinking": Thinking(start=(3,), end=(4, 6), budget=9, is_open=True)}],
+        [{"sampling": SAMPLED, "stop_tokens": frozenset(range(0, 512, 7)), "min_tokens": 12}],
+    ),
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_an_answer_is_the_one_without(pair: tuple[DrivenEngine, DrivenEngine], options: dict[str, Any]) -> None:
+    drafting, plain = pair
+    before = num_guessed(drafting)
+    prompt = words(2900, 70)
+    expected = plain.cold(prompt, num=24, **options)
+    assert drafting.cold(prompt, num=24, **options) == expected
+    assert num_guessed(drafting) > before
+
+
+@pytest.mark.parametrize("wrong_each", [0, 3, 5])
+def test_right_guesses_are_taken_and_wrong_ones_undone(
+    pair: tuple[DrivenEngine, DrivenEngine], wrong_each: int
+) -> None:
+    drafting, plain = pair
+    prompt = words(2910 + wrong_each, 60)
+    expected = plain.run(prompt, num=40)
+    guesses = Guesses(drafting)
+    guesses.know(prompt, expected.tokens, wrong_each=wrong_each)
+    answer = drafting.run(prompt, num=40)
+    assert answer.tokens == expected.tokens
+    if wrong_each == 0:
+        assert answer.end.outcome.num_accepted >= 30
+    # The next turn resumes behind the answer, whatever became of its last draft.
+    following = [*prompt, *answer.tokens, 8, 8, 8]
+    ends = [engine.run(following, num=6) for engine in (drafting, plain)]
+    assert ends[0].tokens == ends[1].tokens
+    assert ends[0].computed == ends[1].computed == 4
+
+
+def test_what_a_grammar_allows_is_all_that_comes(pair: tuple[DrivenEngine, DrivenEngine]) -> None:
+    drafting, _ = pair
+    text = words(2905, 40)
+    assert drafting.run(words(2906, 30), num=len(text), constraint=lambda: OneText(text)).tokens == text
+
+
+@pytest.mark.parametrize("seed", now_and_later([0], [1, 2]))
+def test_conversations_are_answered_as_without_and_computed_as_little(
+    pair: tuple[DrivenEngine, DrivenEngine], seed: int
+) -> None:
+    rng = random.Random(seed)
+    drafting, plain = pair
+    chats = [words(2920 + 10 * seed + i, 60) for i in range(2)]
+    for turn in range(7):
+        number = rng.randrange(len(chats))
+        sampling, num = rng.choice([GREEDY, SAMPLED]), rng.choice([1, 2, 9, 24, 40])
+        ends: list[tuple[list[int], int, int]] = []
+        for engine in (drafting, plain):
+            answer = engine.run(chats[number], num=num, sampling=sampling)
+            ends.append((answer.tokens, answer.end.outcome.num_reused, answer.computed))
+        assert ends[0] == ends[1]
+        chats[number] = [*chats[number], *ends[0][0], *words(3000 + turn, rng.choice([1, 20, 60]))]
+        if rng.random() < 0.3:
+            chats[number] = chats[number][: len(chats[number]) // 2]
+
+
+def test_requests_that_come_and_go_have_the_answers_that_they_have_alone(
+    pair: tuple[DrivenEngine, DrivenEngine],
+) -> None:
+    drafting, plain = pair
+    prompts = [words(2950, 80), [*words(2950, 80), 5, 6], words(2951, 50)]
+    expected = [plain.cold(prompt, num=24, sampling=SAMPLED) for prompt in prompts]
+    for _ in range(2):
+        running = [drafting.submit(prompt, num=24, sampling=SAMPLED) for prompt in prompts]
+        running[2].wait_for(Sampled)
+        drafting.loop.cancel(running[2].job.id)
+        answers = [each.wait().tokens for each in running]
+        assert answers[:2] == expected[:2]
+        assert answers[2] == expected[2][: len(answers[2])]
+    drafting.ask(lambda worker: worker.check())
+
+
+def test_after_a_restore_the_head_guesses_as_after_a_cold_run(start: Restarts, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exact repeat, next turn and branch, from memory and from disk."""
+    # The head is asked for each draft.
+    monkeypatch.setattr(TokenHistory, "find", lambda history, tail, num: None)
+    prompt = words(2960, 100)
+    with closing(with_head("qwen3_5")) as engine:
+        said = [*prompt, *engine.run(prompt, num=12).tokens]
+    asked = {"repeat": prompt, "turn": [*said, *words(2961, 30)], "another turn": [*said, 9, 9, 9]}
+    cold: dict[str, list[list[int]]] = {}
+    for name, each in asked.items():
+        with closing(with_head("qwen3_5")) as engine:
+            guesses = Guesses(engine)
+            engine.run(each, num=12)
+            cold[name] = guesses.real
+    for name, each in asked.items():
+        for is_restarted in (False, True):
+            engine = start(headed_model("qwen3_5"))
+            engine.ask(guess_always)
+            engine.run(prompt, num=12)
+            if is_restarted:
+                engine = start(headed_model("qwen3_5"))
+                engine.ask(guess_always)
+            guesses = Guesses(engine)
+            answer = engine.run(each, num=12)
+            assert guesses.real == cold[name], name
+            if name != "repeat" or not is_restarted:
+                assert answer.end.outcome.num_reused >= 100
+            assert (answer.end.outcome.num_loaded > 0) == (is_restarted and name != "repeat")
+
+
+def test_records_with_a_head_are_not_for_the_model_without(start: Restarts) -> None:
+    prompt = words(2970, 200)
+    for number, mtp in enumerate(("auto", "off", "auto", "off")):
+        answer = start(headed_model("qwen3_5"), mtp=mtp).run(prompt, num=4)
+        assert (answer.end.outcome.num_loaded > 0) == (number > 1), mtp
+        if number == 1:
+            prompt = [*prompt, *answer.tokens, 5, 6]
+
+
+@pytest.mark.parametrize("architecture", now_and_later(["qwen3_5"], ["glm4_moe"]))
+def test_preempted_requests_are_answered_as_without(architecture: str) -> None:
+    with closing(DrivenEngine(headed_model(architecture), mtp="off")) as plain:
+        prompts = [words(2980 + i, 300) for i in range(3)]
+        expected = [plain.cold(prompt, num=40) for prompt in prompts]
+    with closing(DrivenEngine(headed_model(architecture))) as roomy:
+        needed = roomy.ask(lambda worker: worker.runner.most_live_nbytes(340, chunk=340))
+    with closing(with_head(architecture, cache_bytes=needed * 2)) as tight:
+        for _ in range(2):
+            assert [each.wait().tokens for each in tight.submit_all(prompts, num=40)] == expected
+        tight.ask(lambda worker: worker.check())
+
+
+def test_a_head_that_is_never_right_costs_next_to_nothing() -> None:
+    with closing(DrivenEngine(headed_model("qwen3_5"))) as engine:
+
+        def cost_a_twentieth(worker: Worker) -> None:
+            assert worker.drafts is not None and worker.head is not None
+
+            class Twentieth(DraftCosts):
+                def step_s(self, passes: PassCosts) -> float:
+                    return passes.one_s / 20
+
+            class CostlyPasses(FreeShortPasses):
+                def relative(self, num_tokens: int) -> float:
+                    return 1 + 0.05 * (num_tokens - 1)
+
+            worker.drafts.costs, worker.head.costs = CostlyPasses(), Twentieth(relative=0.05)
+
+        engine.ask(cost_a_twentieth)
+        guesses = Guesses(engine)
+        guesses.told = dict.fromkeys(range(10_000), 0)
+        num = 1000
+        answer = engine.run(words(2990, 100), num=num, sampling=SAMPLED)
+        drafted = answer.end.outcome.drafted[DraftSource.HEAD]
+        assert drafted.num_accepted <= 5
+        cost = num - answer.end.outcome.num_accepted + 0.1 * drafted.num
+        assert num / cost >= 0.98
+
+
+def test_without_drafts_the_head_is_not_loaded() -> None:
+    with closing(DrivenEngine(headed_model("qwen3_5"), drafts="off")) as engine:
+        assert engine.model.head is None
+        assert engine.ask(lambda worker: worker.head) is None
+
+
+def test_a_model_without_a_head_does_not_draft_by_itself() -> None:
+    with closing(DrivenEngine("qwen3_5")) as engine:
+        assert engine.ask(lambda worker: worker.drafts) is None
