@@ -130,7 +130,7 @@ class LoadingModel:
                 self._ready.set_exception(error)
                 when_failed(error)
 
-        # What was typed until then. Registered first, so that it comes before what is typed from then on.
+        # What was typed until then. Registered first, so that it precedes what is typed later.
         self._ready.add_done_callback(lambda ready: None if ready.exception() else self._prefill_typed(ready.result()))
         Thread(target=run, name="reprise-load", daemon=True).start()
 

@@ -102,9 +102,9 @@ class Configuration:
         return replace(settings, models={})
 
     def _tables(self) -> dict[str, dict[str, Any]]:
-        """The tables of the models that are served, as far as nothing that goes before the file says otherwise.
+        """The tables of the models that are served, without the options that a stronger source than the file sets.
 
-        A model on the command line says which ones are served.
+        A model on the command line selects which ones are served.
         """
         tables: Mapping[str, Mapping[str, Any]] = self["models"]
         others: Sequence[str] = self["other_models"] if "other_models" in self.chosen else ()

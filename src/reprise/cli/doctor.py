@@ -157,7 +157,7 @@ def _paging_hint(weights_nbytes: int) -> str:
     try:
         from reprise.engine.memory import paging_hint  # noqa: PLC0415 (imports MLX)
     except ImportError:
-        return ""  # Which is a finding of its own.
+        return ""  # Reported by another check.
     return paging_hint(weights_nbytes)
 
 

@@ -255,7 +255,7 @@ def _service(
         served_model(loaded, own, text=text),
         id=entry.id,
         layers=_layers_text(loaded),
-        # Which one a request means has been settled by the time that it comes here.
+        # Its model was chosen before a request reaches the engine.
         accepts_any_name=own.accepts_any_model or not is_only,
         adapter_names=entry.adapter_names,
     )

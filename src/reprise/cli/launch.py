@@ -156,7 +156,7 @@ def _server(url: str, *, model: str | None, may_start: bool) -> Generator[str]:
     command = [sys.executable, "-m", "reprise.cli.main", "serve", model, *where]
     typer.echo(f"Starting a server for {model} (log: {log}) …", err=True)
     with log.open("wb") as out:
-        # In a session of its own: Ctrl-C in the agent does not end it.
+        # In a new session: Ctrl-C in the agent does not end it.
         server = subprocess.Popen(command, stdout=out, stderr=out, stdin=subprocess.DEVNULL, start_new_session=True)
     try:
         _wait_for(server, url, log)

@@ -39,7 +39,7 @@ def serve(configuration: Configuration) -> None:
             return
     # Until `run_server` handles signals.
     with refusals(), ended_by_interrupt():
-        # Before the imports, which take seconds: who started it sees that it starts, who comes first is told to wait.
+        # Before the imports, which take seconds: the start is logged, and early requests get a 503.
         configure_logging(settings)
         inherited = inherited_listener(os.environ)
         listener = listen(settings.host, settings.port) if inherited is None else inherited
@@ -53,9 +53,9 @@ def serve(configuration: Configuration) -> None:
 
 
 def with_disk(settings: Settings, *, has_size: bool) -> Settings:
-    """The settings of a server that keeps prefixes on disk unless it was told not to. `has_size`: it was told how much.
+    """The settings of a server that keeps prefixes on disk unless that is off. `has_size`: --disk-bytes is set.
 
-    Ranks keep parts of records, of which each needs a directory of its own: they are told.
+    Ranks keep parts of records, each in a separate directory that has to be named.
     """
     if settings.disk_directory == OFF or not settings.has_prefix_cache:
         return replace(settings, disk_directory=None)

@@ -1,7 +1,7 @@
 """Changes other programs' settings files so that each change can be undone exactly.
 
-What stood there is kept in a file of its own per program, until it is restored. A second change keeps the first's
-original: what comes back is what the person had.
+The original is kept in one file for each program until it is restored. A second change keeps the first's
+original, so what is restored is what the person had.
 """
 
 import base64

@@ -13,7 +13,7 @@ from reprise.core.errors import BadRequest, InvalidValue
 
 def _stop_at_first_error(schema: object) -> None:
     """Have every list in a schema end its validation at its first wrong item: a million of them have a million errors,
-    each of which costs more than the item, and one is told."""
+    each of which costs more than the item, and one is reported."""
     if isinstance(schema, dict):
         fields = cast(dict[str, object], schema)
         if fields.get("type") == "list":
@@ -60,7 +60,7 @@ class Body(BaseModel):
 
 
 AnswerBound = Annotated[int, Field(ge=-1), AfterValidator(_not_zero)]
-"""Tokens of an answer; -1: as many as there is room for, as if nothing had been said."""
+"""Tokens of an answer; -1: as many as there is room for, the default."""
 
 
 def answer_bound(bound: int | None) -> int | None:

@@ -67,7 +67,7 @@ class StageThreads:
 
     async def run(self, stage: Stage, work: Callable[[], T]) -> T:
         """Do the work on another thread. If the caller is cancelled, work that waits is dropped, and work that runs
-        is told (`reprise.core.abandon`)."""
+        is cancelled (`reprise.core.abandon`)."""
         given_up = threading.Event()
 
         def do() -> T:

@@ -34,7 +34,7 @@ class WrongHost(RepriseError):
 
 
 class ForeignPage(RepriseError):
-    """The request comes from a web page of an origin that the server does not allow."""
+    """The request was sent by a web page of an origin that the server does not allow."""
 
     status = 403
     code = "foreign_origin"

@@ -1,7 +1,7 @@
-"""What happens, told to whoever watches. docs/events.md says what each event has.
+"""Publishes events to watchers. docs/events.md describes each event.
 
-While nobody watches, nothing is asked and nothing kept. Watchers share one ring of the latest events and each has a
-place in it: one that reads slowly costs no memory, and is told a new snapshot where the ring has gone on without it.
+While nobody watches, the engine is not polled and no event is kept. Watchers share one ring of the latest events and
+each has a position in it: a slow one costs no memory, and gets a new snapshot once its position is overwritten.
 """
 
 import asyncio
@@ -27,22 +27,22 @@ from reprise.core.metrics import health_fields
 log = logging.getLogger(__name__)
 
 _EVERY_S = 0.5
-"""How often the engine is looked at while somebody watches. What changes more often is told once."""
+"""The interval at which the engine is polled while somebody watches. What changes more often is published once."""
 
 _RING = 1024
-"""Events that are kept for those who read slowly, or come back."""
+"""Events that are kept for slow watchers, and for those that reconnect."""
 
 _LINGER_S = 30.0
-"""Events go on being kept for so long after the last watcher has left, so that it can come back without a gap."""
+"""How long events are still kept after the last watcher has left, so that it can reconnect without a gap."""
 
 _SILENCE_S = 15.0
-"""A stream that was silent for so long sends a comment."""
+"""A stream without events sends a comment at this interval."""
 
 _OWN_TRACES = frozenset(("inspections", "inspection_s", "busy_s", "stalled_s"))
 """Counters that inspecting itself changes: sent only along with others."""
 
 _GAP_S = 60.0
-"""The longest gap between two tokens is told of the last one to two of these."""
+"""The longest gap between two tokens is published for the last one to two of these."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,7 +139,7 @@ class EventHub:
         boot, _, number = (last_id or "").rpartition("-")
         is_ours = boot == self._boot and number.isascii() and number.isdigit() and len(number) < 19
         place = int(number) if is_ours and str(int(number)) == number else None
-        # What was told before the ring began is not known any more.
+        # Events before the first in the ring are no longer known.
         is_known = place is not None and (not self._ring or self._ring[0].number <= place + 1 <= self._number + 1)
         return place if is_known and (self._ring or place == self._number) else None
 

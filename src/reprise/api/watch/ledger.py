@@ -141,7 +141,7 @@ def _add_accounts(savings: Savings, record: Record, explanation: Explanation, ou
         breaker.seconds += seconds
         breaker.record = record.id
         if account.reason is explanation.reason:
-            # What else a request lost has no text of its own.
+            # A request's other losses have no separate explanation.
             breaker.explanation, breaker.notes = explanation, record.notes
 
 

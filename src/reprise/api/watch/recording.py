@@ -187,7 +187,7 @@ def _line(record: Record, call: _HttpCall | None, *, about: Mapping[str, Any], n
     blocks = record.blocks
     assert blocks is not None
     arrived_s = record.created - record.render_s if call is None else call.arrived_s
-    # When the engine was done: a client that goes on asks after that, and maybe before the record was written.
+    # When the engine was done: the client's next request may arrive before the record is written.
     ended_s = record.created + max((outcome.total_s for outcome in record.outcomes), default=0.0)
     fields: dict[str, Any] = {
         "arrived_s": round(arrived_s, 4),

@@ -12,7 +12,7 @@ from httpx_sse import EventSource
 from reprise.core.errors import RepriseError
 
 _SHOWN = 300
-"""Of an error's body, so many characters."""
+"""The most characters of an error's body that are shown."""
 
 Body = Mapping[str, Any]
 Message = Mapping[str, Any]
@@ -32,7 +32,7 @@ class Unreachable(RepriseError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Post:
-    """A request: where it goes, and its body."""
+    """A request: its path and its body."""
 
     body: Body
     path: str = "/v1/chat/completions"

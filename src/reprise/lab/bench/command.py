@@ -108,7 +108,7 @@ def bench(
     progress = ProgressLine(Console(stderr=True))
     with as_file(files("reprise.lab.demo") / "model") as demo_model, refusals(), progress.of("bench"):
         path = str(demo_model) if model is None else model
-        # A recording names the model of its own server.
+        # A recording names the model of the server that it was made on.
         options = () if replay is None else ("--any-model",)
         sides: list[Side] = [RepriseSide(ON, path, *options), RepriseSide(OFF, path, "--no-prefix-cache", *options)]
         for peer in vs or ():
@@ -208,7 +208,7 @@ def _show(result: "BenchResult", html: Path, numbers: Path) -> None:
 
 
 def _fit_together(model: str, num: int) -> bool:
-    """Whether so many servers of this model run beside each other; not where nobody knows how large it is."""
+    """Whether `num` servers of this model fit into memory together; False if its size is not known."""
     import psutil  # noqa: PLC0415 (quick start)
     from huggingface_hub import try_to_load_from_cache  # noqa: PLC0415
     from huggingface_hub.errors import HFValidationError  # noqa: PLC0415

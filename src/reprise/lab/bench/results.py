@@ -1,4 +1,4 @@
-"""What was measured, and what it comes to: counts, waits, and their spread over the repeats."""
+"""Measurements and their summary: counts, waits, and their spread over the repeats."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -130,7 +130,7 @@ class Summary:
 
 
 def _answer(reply: ClientReply) -> tuple[str, str, tuple[Any, ...]]:
-    """What was said, whatever the spaces that a server leaves around its parts."""
+    """The answer, without the spaces that a server leaves around its parts."""
     calls = tuple((call["function"]["name"], "".join(call["function"]["arguments"].split())) for call in reply.calls)
     return reply.content.strip(), reply.reasoning.strip(), calls
 

@@ -22,7 +22,7 @@ _START_S = 120.0
 _STOP_S = 10.0
 _NOT_READY = 503
 _SHOWN = 1500
-"""Of what a server said before it died, the last so many characters."""
+"""The most characters that are shown of the end of a dead server's output."""
 
 
 class ServerFailed(RepriseError):
@@ -110,7 +110,7 @@ class ServerProcess:
         self.stop()
 
     def _read(self) -> str:
-        """All that the process has written, without moving the place where it goes on (both share one offset)."""
+        """All that the process has written, without moving its write offset, which both share."""
         return os.pread(self._words.fileno(), 1 << 20, 0).decode(errors="replace")
 
     def _wait_for_address(self, deadline_s: float) -> str:

@@ -46,7 +46,7 @@ class Side(ABC):
 
     @abstractmethod
     def _connect(self, running: ExitStack) -> httpx.Client:
-        """Start it if it has to be; what it leaves goes onto `running`."""
+        """Start it if it has to be; what has to be closed is entered into `running`."""
 
     def start(self) -> None:
         """Raises BenchFailed."""
@@ -121,7 +121,7 @@ class Side(ABC):
 
 
 class _LocalSide(Side):
-    """A process of its own."""
+    """A server that the bench starts as a process."""
 
     _process: ServerProcess
 
@@ -151,7 +151,7 @@ class RepriseSide(_LocalSide):
         return running.enter_context(httpx.Client(base_url=self._process.url))
 
     def begin_restarts(self) -> None:
-        """Start with a disk, in a folder of its own, for a workload in which the server is restarted."""
+        """Start with a disk, in a separate folder, for a workload in which the server is restarted."""
         if self._disk is None and "--no-prefix-cache" not in self._options:
             self._disk = tempfile.TemporaryDirectory(prefix="reprise-bench-")
             self.restart()

@@ -1,4 +1,4 @@
-"""Texts to be computed: plain words in an order that depends on a seed, and so many of them as are asked for."""
+"""Texts to be computed: a given number of plain words in an order that depends on a seed."""
 
 from random import Random
 
@@ -19,7 +19,7 @@ WORD_CHARS = sum(map(len, WORDS)) / len(WORDS) + 1
 
 
 def text(source: Random, num_words: int) -> str:
-    """Sentences of so many words together."""
+    """Sentences with this number of words together."""
     words = source.choices(WORDS, k=max(1, num_words))
     sentences: list[str] = []
     start = 0

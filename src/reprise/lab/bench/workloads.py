@@ -146,7 +146,7 @@ def _user(content: str) -> dict[str, Any]:
 
 
 def _answer(reply: ClientReply, source: Random) -> dict[str, Any]:
-    """The answer as it comes back in the history. Where it was cut while thinking, something else was said."""
+    """The answer as the client returns it in the history; made-up text where it was cut while thinking."""
     content = reply.content if reply.content.strip() else text(source, 8)
     message: dict[str, Any] = {"role": "assistant", "content": content}
     return message | {"reasoning_content": reply.reasoning} if reply.reasoning else message

@@ -93,7 +93,7 @@ class FactExchange:
 
 
 class ToldFacts:
-    """What has been told so far, and the exchanges that can follow. Everything comes from the seed."""
+    """The facts stated so far, and the exchanges that can follow. Everything follows from the seed."""
 
     def __init__(self, random: Random, *, names: Sequence[str] = NAMES) -> None:
         self._random = random
@@ -139,7 +139,7 @@ class ToldFacts:
         )
 
     def ask(self, key: FactKey) -> FactExchange:
-        """A question, for a fact that was told or not."""
+        """A question, for a fact that was stated or not."""
         user = self._random.choice(ASK).format(key)
         if key not in self._value:
             return self._unknown(key, user)
@@ -150,7 +150,7 @@ class ToldFacts:
         return FactExchange(kind=kind, user=user, thought=fact, answer=fact, key=key, age=age)
 
     def ask_json(self, key: FactKey) -> FactExchange:
-        """A question for a fact that was told, to be answered in JSON."""
+        """A question for a fact that was stated, to be answered in JSON."""
         age = self.age(key)
         self._mention(key)
         value = self._value[key]

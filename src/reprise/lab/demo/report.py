@@ -112,7 +112,7 @@ def narrow_table(turns: Sequence[Turn]) -> Table:
 
 
 def parts_table(parts: Sequence[DemoPart]) -> Table:
-    """What the user said and what came back, part by part."""
+    """The user's message and the answer, part by part."""
     shown = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for head in ("user", "answer", "computed", "no cache"):
         shown.add_column(head, justify="left" if head in ("user", "answer") else "right", overflow="ellipsis")

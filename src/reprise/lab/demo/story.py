@@ -47,7 +47,7 @@ CHAT = (
     "ask Greta code",
     "ask Paul code",
 )
-"""The last question is for what the first message told, which nobody has mentioned in between."""
+"""The last question is for a fact of the first message, which nobody has mentioned in between."""
 RESTART_AFTER = 20
 
 BRANCH_AT = 20
@@ -66,7 +66,7 @@ AT_ONCE = (
 
 
 def exchanges(lines: Sequence[str], *, seed: int = 0) -> tuple[FactExchange, ...]:
-    """What is said for these lines of a story, in the same words for the same beginning."""
+    """The messages for these lines of a story, in the same words for the same beginning."""
     told = ToldFacts(Random(seed))
     return tuple(_exchange(told, line) for line in lines)
 

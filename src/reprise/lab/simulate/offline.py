@@ -1,6 +1,6 @@
 """What could have been reused by somebody who knew the future: bounds to judge a policy by.
 
-Entries are whole blocks of the prompts (those of the trace, or 8 tokens). With a budget of so many blocks, Belady's
+Entries are whole blocks of the prompts (those of the trace, or 8 tokens). With a budget in blocks, Belady's
 rule ("A study of replacement algorithms for a virtual-storage computer", 1966) evicts the block that is used again
 last. A block that an answer computes again before a prompt asks for it needs no room until then. Each stay of a block,
 from a path that has it to the next prompt that asks for it, is one hit for its room in between, so keeping those that
@@ -65,7 +65,7 @@ class FutureKnown:
         return min(whole + self._partial, self._unbounded)
 
     def _hits(self, num_blocks: int) -> int:
-        """Blocks reused by Belady's rule with room for so many. O(blocks of the trace · log)."""
+        """Blocks reused by Belady's rule with this room. O(blocks of the trace · log)."""
         next_use = self._next_uses()
         stored: dict[int, int] = {}
         order: list[tuple[int, int, int]] = []

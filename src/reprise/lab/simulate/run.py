@@ -66,8 +66,9 @@ def run_simulation(
     on_progress: Callable[[int], None] = lambda done: None,
     on_stage: Callable[[str], None] = lambda stage: None,
 ) -> tuple[Result, ...]:
-    """Replay the requests of one trace. Budgets in bytes; `on_progress` is told the number of requests done, and
-    `on_stage` what begins behind the last one; `settles`: compute what is known of the next turn while nobody waits.
+    """Replay the requests of one trace. Budgets in bytes; `on_progress` gets the number of requests done, and
+    `on_stage` the name of each step after the last request. `settles`: compute what is known of the next turn while
+    nobody waits.
 
     The requests are read once and not kept, except for `belady`, which needs 8 bytes for each block of each prompt, and
     `infinite`, whose store keeps all. Raises BadRequest for a policy that does not exist, and for a trace that has both

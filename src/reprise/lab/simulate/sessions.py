@@ -3,7 +3,7 @@
 A session is a JSON object with `requests`. Each has the seconds since the session's start (`t`), the lengths of prompt
 and answer (`in`, `out`), and `hash_ids`: one number for each whole block of the prompt, with runs written as
 ``[first, last]``. Equal numbers mean an equal prefix up to and with that block, within one session. A request of type
-`subagent` has `requests` of its own, whose times count from its start.
+`subagent` has `requests` too, whose times count from its start.
 
 What two sessions share is not recorded. Those of one model whose tools take equally many tokens (`tool_tokens`) are
 taken to begin with the same tools, and with the same system prompt if that is equally long, too (`system_tokens`).

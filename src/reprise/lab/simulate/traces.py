@@ -77,7 +77,7 @@ def read_trace(
 
 
 def _in_turn(dialogues: Iterator[Iterator[Request]], num_at_once: int) -> Iterator[Request]:
-    """A request of each of so many dialogues in turn; where one ends the next begins."""
+    """A request of each of the open dialogues in turn; where one ends the next begins."""
     under_way = deque(islice(dialogues, num_at_once))
     while under_way:
         dialogue = under_way.popleft()

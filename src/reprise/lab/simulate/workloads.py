@@ -89,7 +89,7 @@ def zipf_chats(*, num_requests: int, num_chats: int, shape: Shape | None = None,
 
 
 def chats_among_scans(*, num_requests: int, num_chats: int, seed: int = 0) -> Iterator[Request]:
-    """Every second request is a long prompt that comes once; the others are of chats in random order."""
+    """Every second request is a long prompt that is sent once; the others are of chats in random order."""
     chats = _chats(num_chats, None, seed)
     random = _Random(np.random.default_rng(seed + 1))
     for at in range(num_requests):
@@ -118,7 +118,7 @@ def agent_loops(*, num_loops: int, num_steps: int, at_once: int, seed: int = 0) 
 def bursty_agents(*, num_requests: int, num_agents: int, seed: int = 0) -> Iterator[Request]:
     """Agents that work in bursts, three at a time: short calls of tools that follow each other, ended by a long answer.
 
-    Then an agent sleeps until one in so many is woken up again. A short answer means that it comes back at once.
+    Then an agent sleeps until it is woken up at random. A short answer means that its next request follows at once.
     """
     numbers = np.random.default_rng(seed)
     random = _Random(np.random.default_rng(seed + 1))
@@ -144,7 +144,7 @@ def bursty_agents(*, num_requests: int, num_agents: int, seed: int = 0) -> Itera
 def long_tail_chats(*, num_requests: int, seed: int = 0) -> Iterator[Request]:
     """Thinking chats that begin all the time: most are over after a turn or two, and few go on for very long.
 
-    Pauses are lognormal about 30 requests long, and a chat that has come far comes back the likelier.
+    Pauses are lognormal about 30 requests long, and a longer chat is likelier to continue.
     """
     numbers = np.random.default_rng(seed)
     random = _Random(np.random.default_rng(seed + 1))

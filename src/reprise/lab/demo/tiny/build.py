@@ -63,7 +63,7 @@ def build_model(
 
     `config` is that of the architecture, without the vocabulary's size and the stop token, which are put in here
     (under `text_config` where there is one). `template` None is `thinking_template()`. With `mutes_markup` a model with
-    an output matrix of its own never writes markup or broken UTF-8: it speaks until `max_tokens`.
+    a separate output matrix never writes markup or broken UTF-8: it speaks until `max_tokens`.
     """
     directory.mkdir(parents=True, exist_ok=True)
     markup = tuple(markup)
