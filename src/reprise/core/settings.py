@@ -484,13 +484,8 @@ class Settings:
         str,
         _load(
             "background",
-<<<<<<< HEAD
             one_of(*BACKGROUND_MODES),
-            "When to do what nobody waits for (settling, auditing, disk writes, draft models): auto (not on a low "
-=======
-            TextKind(choices=BACKGROUND_MODES),
             "When to do what nobody waits for (settling, auditing, disk writes): auto (not on a low "
->>>>>>> 6f67084a (Heads: what guesses a model's next tokens is a layer of it)
             "battery, in low-power mode or when the machine is hot), never, always.",
         ),
     ] = AUTO
