@@ -51,7 +51,7 @@ def test_the_map_of_the_house_names_what_is_there() -> None:
     """Every file and every `Class.member` of ARCHITECTURE.md exists."""
     text = (_ROOT / "ARCHITECTURE.md").read_text()
     paths = set(re.findall(r"`((?:\w+/)+\w+\.\w+|\w+\.py)[`:]", text))
-    folders = [_ROOT / folder for folder in ("src", "tests", "bench", "tools", "docs")]
+    folders = [_ROOT / folder for folder in ("src", "tests", "bench", "tools", "docs", "examples")]
     files = [str(path.relative_to(_ROOT)) for folder in folders for path in folder.rglob("*")]
     assert [path for path in sorted(paths) if not any(f"/{file}".endswith(f"/{path}") for file in files)] == []
     members = _members()

@@ -79,7 +79,7 @@ def test_systemd_reads_its_units(when: str, tmp_path: Path) -> None:
     assert "mlx-reprise" not in checked.stderr, checked.stderr
 
 
-class Told:
+class NotedMachine:
     """A machine whose manager notes what it is told, and runs what it was told to start."""
 
     def __init__(self) -> None:
@@ -98,13 +98,13 @@ class Told:
 
 
 @pytest.fixture
-def told() -> Told:
-    return Told()
+def told() -> NotedMachine:
+    return NotedMachine()
 
 
 @pytest.fixture(params=["launchd", "systemd"])
 def manager(
-    request: pytest.FixtureRequest, told: Told, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    request: pytest.FixtureRequest, told: NotedMachine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> ServiceManager:
     made = Launchd(told.run, tmp_path, user=501) if request.param == "launchd" else Systemd(told.run, {}, tmp_path)
     monkeypatch.setattr(reprise.cli.service.command, "this_manager", lambda: made)
@@ -117,7 +117,7 @@ def service(*words: str) -> Result:
     return CliRunner().invoke(app, ["service", *words])
 
 
-def test_a_service_is_installed_replaced_and_removed(manager: ServiceManager, told: Told, tmp_path: Path) -> None:
+def test_a_service_is_installed_replaced_and_removed(manager: ServiceManager, told: NotedMachine, tmp_path: Path) -> None:
     assert service("status").exit_code == 1
     assert service("uninstall").exit_code == 2
     assert service("logs").exit_code == 2
@@ -153,7 +153,7 @@ def test_a_service_is_installed_replaced_and_removed(manager: ServiceManager, to
     assert service("status").exit_code == 1
 
 
-def test_what_cannot_be_installed_is_a_sentence(manager: ServiceManager, told: Told) -> None:
+def test_what_cannot_be_installed_is_a_sentence(manager: ServiceManager, told: NotedMachine) -> None:
     model = str(tiny_model("llama"))
     assert service("install", model, "--temp", "hot").exit_code == 2
     assert "needs a port" in service("install", model, "--on-demand", "--port", "0").output
