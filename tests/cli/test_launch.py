@@ -33,7 +33,11 @@ FILES = {
     "opencode": '{"provider": {"other": {}}, "theme": "x"}\r\n',
     "qwen": '{"security": {"folderTrust": {"enabled": true}}}',
     "aider": "# mine\nmodel: gpt\ndark-mode: true",
+    "pi": '{"providers": {"other": {"apiKey": "x"}}}',
+    "crush": '{"options": {"debug": true}, "models": {"large": {"model": "a", "provider": "b"}}}',
+    "continue": "# mine\nname: Ann\nversion: 2.0.0\nschema: v1\nmodels:\n  - name: Theirs\n    provider: x\n",
 }
+WITH_SETTINGS = {name: agent for name, agent in AGENTS.items() if agent.edited is not None}
 
 
 def launch(home: Path, *words: str, path: str = "") -> "subprocess.CompletedProcess[str]":
@@ -68,7 +72,14 @@ def test_settings_have_the_server_and_keep_the_rest() -> None:
     qwen = json.loads(after["qwen"])
     assert set(qwen["security"]) == {"folderTrust", "auth"} and qwen["model"]["name"] == "tiny"
     assert after["aider"].splitlines()[:3] == ["# mine", 'model: "openai/tiny"', "dark-mode: true"]
-    for name, agent in AGENTS.items():
+    pi, crush, theirs = json.loads(after["pi"]), json.loads(after["crush"]), yaml_of(after["continue"])
+    assert set(pi["providers"]) == {"other", "reprise"}
+    assert pi["providers"]["reprise"]["models"] == [{"id": "tiny", "contextWindow": 4096, "maxTokens": 1024}]
+    assert crush["options"] == {"debug": True} and crush["models"]["large"]["provider"] == "reprise"
+    assert crush["providers"]["reprise"]["type"] == "openai-compat"
+    assert "# mine" in after["continue"] and theirs["name"] == "Ann"
+    assert [model["name"] for model in theirs["models"]] == ["Reprise", "Theirs"]  # type: ignore[attr-defined]
+    for name, agent in WITH_SETTINGS.items():
         # From nothing, and once more: the same.
         assert agent.edited(agent.edited("", SERVER), SERVER) == agent.edited("", SERVER)
         assert agent.edited(after[name], SERVER) == after[name]
@@ -177,6 +188,17 @@ def test_the_blocks_to_paste_are_what_launch_sets() -> None:
     assert json.loads(blocks["OpenCode"]) == json.loads(AGENTS["opencode"].edited("", server))
 
 
+def test_what_has_its_server_from_the_environment() -> None:
+    copilot, vibe, openhands = (AGENTS[name].command(SERVER) for name in ("copilot", "vibe", "openhands"))
+    assert copilot.variables["COPILOT_PROVIDER_BASE_URL"] == "http://127.0.0.1:1234/v1"
+    assert copilot.variables["COPILOT_MODEL"] == "tiny"
+    assert copilot.variables["COPILOT_PROVIDER_MAX_PROMPT_TOKENS"] == "3072"
+    (provider,), (model,) = (json.loads(vibe.variables[name]) for name in ("VIBE_PROVIDERS", "VIBE_MODELS"))
+    assert model["provider"] == provider["name"] and model["alias"] == vibe.variables["VIBE_ACTIVE_MODEL"]
+    assert vibe.variables[provider["api_key_env_var"]] == "key"
+    assert (openhands.words[1], openhands.variables["LLM_MODEL"]) == ("--override-with-envs", "openai/tiny")
+
+
 def test_codex_gets_toml_on_its_command_line() -> None:
     words = AGENTS["codex"].command(SERVER).words
     made = tomllib.loads("\n".join(words[2::2]))
@@ -186,9 +208,13 @@ def test_codex_gets_toml_on_its_command_line() -> None:
 
 @pytest.mark.parametrize("name", AGENTS)
 def test_an_api_key_is_in_the_environment_and_not_in_arguments(name: str) -> None:
-    command = AGENTS[name].command(replace(SERVER, api_key="s3cret"))
+    agent, server = AGENTS[name], replace(SERVER, api_key="s3cret")
+    command = agent.command(server)
     assert "s3cret" not in " ".join(command.words)
-    assert "s3cret" in " ".join(command.variables.values())
+    if agent.needs_settings:
+        assert agent.edited is not None and "s3cret" in agent.edited("", server)
+    else:
+        assert "s3cret" in " ".join(command.variables.values())
 
 
 @pytest.mark.parametrize("url", ["192.0.2.1:9", "https://127.0.0.1:9", "127.0.0.1:9/below"])
@@ -258,7 +284,7 @@ def test_running_printing_writing_and_undoing(tmp_path: Path) -> None:
         f"#!{sys.executable}\nimport json, os, sys\nprint(json.dumps([sys.argv[1:], dict(os.environ)]))\nsys.exit(3)\n"
     )
     fake.chmod(0o755)
-    for name, agent in AGENTS.items():
+    for name, agent in WITH_SETTINGS.items():
         if name != "qwen":
             file = home / agent.settings_path
             file.parent.mkdir(parents=True, exist_ok=True)
@@ -283,13 +309,19 @@ def test_running_printing_writing_and_undoing(tmp_path: Path) -> None:
             2,
             "reprise: aider is not installed: uv tool install aider-chat\n",
         )
-        for name, agent in AGENTS.items():
+        unknown = here(home, "--url", url, "pi")
+        assert unknown.exit_code == 2 and "`reprise launch pi --write` adds this one" in unknown.stderr
+        unwritten = here(home, "--url", url, "copilot", "--write")
+        assert unwritten.exit_code == 2 and "from its environment alone" in unwritten.stderr
+        for name, agent in WITH_SETTINGS.items():
             file = home / agent.settings_path
             for _ in range(2):
                 # Twice: what comes back is what the person had, not the first change.
                 assert here(home, "--url", url, name, "--write").exit_code == 0
             assert "127.0.0.1" in file.read_text()
-    for name, agent in AGENTS.items():
+        # Now it knows the server, and is not installed.
+        assert "pi is not installed" in here(home, "--url", url, "pi").stderr
+    for name, agent in WITH_SETTINGS.items():
         file = home / agent.settings_path
         if name == "codex":
             ours = file.read_bytes()

@@ -117,7 +117,9 @@ def service(*words: str) -> Result:
     return CliRunner().invoke(app, ["service", *words])
 
 
-def test_a_service_is_installed_replaced_and_removed(manager: ServiceManager, told: NotedMachine, tmp_path: Path) -> None:
+def test_a_service_is_installed_replaced_and_removed(
+    manager: ServiceManager, told: NotedMachine, tmp_path: Path
+) -> None:
     assert service("status").exit_code == 1
     assert service("uninstall").exit_code == 2
     assert service("logs").exit_code == 2

@@ -21,8 +21,8 @@ _PATIENCE_MS = 3_600_000
 """How long an agent waits for output: a long prefill on a small machine takes minutes."""
 _ANSWER = 8192
 """The longest answer to leave room for, for agents that need to know."""
-_CODEX_KEY = "REPRISE_API_KEY"
-"""The variable that Codex reads the key from."""
+_KEY_VARIABLE = "REPRISE_API_KEY"
+"""The variable from which agents read the key whose settings name one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,23 +61,31 @@ class AgentCommand:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Agent:
-    """An agent that can be launched, how to install it, and its settings file."""
+    """An agent that can be launched, how to install it, and its settings file, if that can name a server."""
 
     title: str
     install: str
     command: Callable[[ServerAddress], AgentCommand]
-    settings_path: str
-    """Relative to the home directory."""
-    edited: Callable[[str, ServerAddress], str]
+    settings_path: str | None = None
+    """Relative to the home directory. None: it gets the server from its environment alone."""
+    edited: Callable[[str, ServerAddress], str] | None = None
     """The content of the settings file with the server in it, from its content now ("" if it does not exist).
 
     Raises ValueError for content that it cannot read."""
+    needs_settings: bool = False
+    """Whether it knows only servers that its settings file names."""
     has_jsonc: bool = False
     """Whether it also reads the settings file with the suffix `.jsonc`, which has comments."""
     settings_variable: str | None = None
     """An environment variable that overrides the directory of the settings file."""
 
+    def __post_init__(self) -> None:
+        assert (self.settings_path is None) == (self.edited is None), self.title
+        assert self.edited is not None or not self.needs_settings, self.title
+
     def settings_file(self, environment: Mapping[str, str], home: Path) -> Path:
+        """Where its settings file is, which it has."""
+        assert self.settings_path is not None, self.title
         directory = environment.get(self.settings_variable, "") if self.settings_variable is not None else ""
         return Path(directory) / Path(self.settings_path).name if directory else home / self.settings_path
 
@@ -118,7 +126,7 @@ def _codex_provider(server: ServerAddress) -> dict[str, Any]:
 
 def _codex_command(server: ServerAddress) -> AgentCommand:
     # Every user of the machine can read the arguments of a process: the key is in its environment.
-    provider = {**_codex_provider(server), "env_key": _CODEX_KEY}
+    provider = {**_codex_provider(server), "env_key": _KEY_VARIABLE}
     values: dict[str, Any] = {
         "model": server.model,
         "model_provider": "reprise",
@@ -127,7 +135,7 @@ def _codex_command(server: ServerAddress) -> AgentCommand:
     }
     # JSON strings and numbers are valid TOML.
     words = [word for name, value in values.items() for word in ("-c", f"{name}={json.dumps(value)}")]
-    return AgentCommand(words=("codex", *words), variables={_CODEX_KEY: server.api_key})
+    return AgentCommand(words=("codex", *words), variables={_KEY_VARIABLE: server.api_key})
 
 
 def _codex_settings(text: str, server: ServerAddress) -> str:
@@ -228,11 +236,27 @@ def _aider_command(server: ServerAddress) -> AgentCommand:
 
 
 def _aider_settings(text: str, server: ServerAddress) -> str:
-    from ruamel.yaml import YAML  # noqa: PLC0415 (only this agent needs it)
+    options = _aider_options(server)
+    return _edited_yaml(text, {name: False if value == "false" else value for name, value in options.items()})
+
+
+def _edited_yaml(text: str, values: Mapping[str, Any]) -> str:
+    """A YAML mapping with these values, in which comments and order stay."""
+    from ruamel.yaml import YAML  # noqa: PLC0415 (only these agents need it)
     from ruamel.yaml.error import YAMLError  # noqa: PLC0415
     from ruamel.yaml.scalarstring import DoubleQuotedScalarString  # noqa: PLC0415
 
-    # Keeps comments and order.
+    def quoted(value: Any) -> Any:
+        match value:
+            case str():
+                return DoubleQuotedScalarString(value)
+            case dict():
+                return {name: quoted(inner) for name, inner in cast(dict[str, Any], value).items()}
+            case list():
+                return [quoted(inner) for inner in cast(list[Any], value)]
+            case _:
+                return value
+
     yaml: Any = YAML()
     yaml.preserve_quotes = True
     yaml.width = sys.maxsize
@@ -247,8 +271,8 @@ def _aider_settings(text: str, server: ServerAddress) -> str:
         if not isinstance(body, dict):
             raise ValueError("it is not a YAML mapping")
         wanted = cast(dict[str, Any], body)
-        for name, value in _aider_options(server).items():
-            wanted[name] = False if value == "false" else DoubleQuotedScalarString(value)
+        for name, value in values.items():
+            wanted[name] = quoted(value)
         out = io.StringIO()
         yaml.dump(body, out)
         edited = kept + out.getvalue()
@@ -258,6 +282,116 @@ def _aider_settings(text: str, server: ServerAddress) -> str:
     if read != wanted:
         raise ValueError("it is written in a form that cannot be edited")
     return edited
+
+
+def _continue_settings(text: str, server: ServerAddress) -> str:
+    from ruamel.yaml import YAML  # noqa: PLC0415 (only these agents need it)
+    from ruamel.yaml.error import YAMLError  # noqa: PLC0415
+
+    try:
+        now: Any = cast(Any, YAML(typ="safe", pure=True)).load(text) or {}
+    except YAMLError as error:
+        raise ValueError(f"it is not one plain YAML document: {' '.join(str(error).split())[:200]}") from error
+    if not isinstance(now, dict):
+        raise ValueError("it is not a YAML mapping")
+    before = cast(dict[str, Any], now)
+    models: Any = before.get("models") or []
+    if not isinstance(models, list) or not all(isinstance(each, dict) for each in cast(list[Any], models)):
+        raise ValueError("part of it has an unexpected form")
+    others = [each for each in cast(list[dict[str, Any]], models) if each.get("name") != "Reprise"]
+    ours = {
+        "name": "Reprise",
+        "provider": "openai",
+        "model": server.model,
+        "apiBase": server.openai_url,
+        "apiKey": server.api_key,
+        "roles": ["chat", "edit", "apply"],
+        "defaultCompletionOptions": {"contextLength": server.context, "maxTokens": server.answer},
+        "requestOptions": {"timeout": _PATIENCE_MS},
+    }
+    head = {name: before.get(name, value) for name, value in _CONTINUE_HEAD.items()}
+    # It starts with the first one.
+    return _edited_yaml(text, {**head, "models": [ours, *others]})
+
+
+_CONTINUE_HEAD = {"name": "Local", "version": "1.0.0", "schema": "v1"}
+"""What a configuration of Continue must say of itself."""
+
+
+def _copilot_variables(server: ServerAddress) -> dict[str, str]:
+    return {
+        "COPILOT_PROVIDER_TYPE": "openai",
+        "COPILOT_PROVIDER_BASE_URL": server.openai_url,
+        "COPILOT_PROVIDER_API_KEY": server.api_key,
+        "COPILOT_MODEL": server.model,
+        "COPILOT_PROVIDER_MAX_PROMPT_TOKENS": str(server.context - server.answer),
+        "COPILOT_PROVIDER_MAX_OUTPUT_TOKENS": str(server.answer),
+        # Else it asks GitHub's servers who you are.
+        "COPILOT_OFFLINE": "true",
+    }
+
+
+def _vibe_variables(server: ServerAddress) -> dict[str, str]:
+    provider = {
+        "name": "reprise",
+        "api_base": server.openai_url,
+        "api_key_env_var": _KEY_VARIABLE,
+        "backend": "generic",
+    }
+    return {
+        "VIBE_ACTIVE_MODEL": server.model,
+        "VIBE_PROVIDERS": json.dumps([provider]),
+        "VIBE_MODELS": json.dumps([{"name": server.model, "provider": "reprise", "alias": server.model}]),
+        "VIBE_API_TIMEOUT": str(_PATIENCE_MS // 1000),
+        _KEY_VARIABLE: server.api_key,
+    }
+
+
+def _openhands_command(server: ServerAddress) -> AgentCommand:
+    variables = {
+        "LLM_MODEL": f"openai/{server.model}",
+        "LLM_BASE_URL": server.openai_url,
+        "LLM_API_KEY": server.api_key,
+        "LLM_TIMEOUT": str(_PATIENCE_MS // 1000),
+    }
+    return AgentCommand(words=("openhands", "--override-with-envs"), variables=variables)
+
+
+def _pi_settings(text: str, server: ServerAddress) -> str:
+    body = _json_object(text)
+    model = {"id": server.model, "contextWindow": server.context, "maxTokens": server.answer}
+    provider = {
+        "baseUrl": server.openai_url,
+        "api": "openai-completions",
+        "apiKey": server.api_key,
+        "models": [model],
+    }
+    return _json_text({**body, "providers": {**_object(body.get("providers")), "reprise": provider}})
+
+
+def _crush_settings(text: str, server: ServerAddress) -> str:
+    body = _json_object(text)
+    model = {
+        "id": server.model,
+        "name": server.model,
+        "context_window": server.context,
+        "default_max_tokens": server.answer,
+    }
+    provider = {
+        "name": "Reprise",
+        "type": "openai-compat",
+        "base_url": server.openai_url,
+        "api_key": server.api_key,
+        "models": [model],
+    }
+    chosen = {"provider": "reprise", "model": server.model}
+    return _json_text(
+        {
+            **body,
+            "providers": {**_object(body.get("providers")), "reprise": provider},
+            "models": {**_object(body.get("models")), "large": chosen, "small": chosen},
+        }
+    )
 
 
 def _json_object(text: str) -> dict[str, Any]:
@@ -385,5 +519,47 @@ AGENTS: Mapping[str, Agent] = {
         command=_aider_command,
         settings_path=".aider.conf.yml",
         edited=_aider_settings,
+    ),
+    "copilot": Agent(
+        title="GitHub Copilot CLI",
+        install="npm install -g @github/copilot",
+        command=lambda server: AgentCommand(words=("copilot",), variables=_copilot_variables(server)),
+    ),
+    "vibe": Agent(
+        title="Mistral Vibe",
+        install="uv tool install mistral-vibe",
+        command=lambda server: AgentCommand(words=("vibe",), variables=_vibe_variables(server)),
+    ),
+    "openhands": Agent(
+        title="OpenHands",
+        install="uv tool install openhands",
+        command=_openhands_command,
+    ),
+    "pi": Agent(
+        title="pi",
+        install="npm install -g @earendil-works/pi-coding-agent",
+        command=lambda server: AgentCommand(words=("pi", "--provider", "reprise", "--model", server.model)),
+        settings_path=".pi/agent/models.json",
+        edited=_pi_settings,
+        needs_settings=True,
+        settings_variable="PI_CODING_AGENT_DIR",
+    ),
+    "crush": Agent(
+        title="Crush",
+        install="npm install -g @charmland/crush",
+        command=lambda server: AgentCommand(words=("crush",)),
+        settings_path=".config/crush/crush.json",
+        edited=_crush_settings,
+        needs_settings=True,
+        settings_variable="CRUSH_GLOBAL_CONFIG",
+    ),
+    "continue": Agent(
+        title="Continue",
+        install="npm install -g @continuedev/cli",
+        command=lambda server: AgentCommand(words=("cn",)),
+        settings_path=".continue/config.yaml",
+        edited=_continue_settings,
+        needs_settings=True,
+        settings_variable="CONTINUE_GLOBAL_DIR",
     ),
 }

@@ -83,6 +83,7 @@ def launch(
             elif prints:
                 typer.echo("\n".join(_extended(chosen.command(server), context.args).lines()))
             else:
+                _check_settings(agent, chosen, server)
                 raise typer.Exit(_run(chosen, _extended(chosen.command(server), context.args)))
 
 
@@ -104,16 +105,36 @@ def _extended(command: AgentCommand, words: list[str]) -> AgentCommand:
 
 
 def _write(backups: SettingsBackups, name: str, agent: Agent, server: ServerAddress) -> None:
+    file, _, content = _settings(name, agent, server)
+    target = backups.write(name, file, content)
+    typer.echo(f"Wrote {target}. `reprise launch {name} --undo` restores it.")
+
+
+def _settings(name: str, agent: Agent, server: ServerAddress) -> tuple[Path, bytes, bytes]:
+    """The agent's settings file, its content, and its content with the server in it."""
+    if agent.edited is None:
+        refuse(
+            f"{agent.title} gets the server from its environment alone: `reprise launch {name} --print` prints that."
+        )
     file = agent.settings_file(os.environ, Path.home())
     if agent.has_jsonc and (commented := file.with_suffix(".jsonc")).exists():
         file = commented
     try:
-        text = (read_settings(file) or b"").decode()
-        content = agent.edited(text, server).encode()
+        now = read_settings(file) or b""
+        return file, now, agent.edited(now.decode(), server).encode()
     except (OSError, ValueError) as error:
         refuse(f"{file} cannot be changed: {error}. `reprise launch {name} --print` prints the settings instead.")
-    target = backups.write(name, file, content)
-    typer.echo(f"Wrote {target}. `reprise launch {name} --undo` restores it.")
+
+
+def _check_settings(name: str, agent: Agent, server: ServerAddress) -> None:
+    """Refuse to start an agent that does not know the server yet."""
+    if agent.needs_settings:
+        file, now, wanted = _settings(name, agent, server)
+        if now != wanted:
+            refuse(
+                f"{agent.title} knows only servers that {file} names: `reprise launch {name} --write` adds this one, "
+                "and --undo restores the file."
+            )
 
 
 def _run(agent: Agent, command: AgentCommand) -> int:
