@@ -360,7 +360,6 @@ class Settings:
         _reuse(
             "disk-bytes",
             AMOUNT_OR_ZERO,
-            AUTO,
             "Space for --disk-cache, such as 50GB or 5% of the disk. In the platform's cache directory it is at most a "
             "tenth of what is free.",
         ),
@@ -370,7 +369,6 @@ class Settings:
         _reuse(
             "disk-daily-writes",
             AMOUNT_OR_ZERO,
-            AUTO,
             "Most bytes to write to the directory of --disk-cache in a day, to spare an SSD; 0: no limit.",
         ),
     ] = DISK_DAILY_WRITES
