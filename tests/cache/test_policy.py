@@ -96,6 +96,27 @@ def test_what_is_due_again_at_once_waits_for_the_next_prompt() -> None:
     cache.check()
 
 
+class FailsOnce(Lru):
+    """Raises at the second prompt."""
+
+    def arrive(self, tokens: Tokens, *, known: int, namespace: str) -> tuple[int, int | None]:
+        number, continued = super().arrive(tokens, known=known, namespace=namespace)
+        if number == 2:
+            raise RuntimeError("planted")
+        return number, continued
+
+
+def test_a_lease_that_fails_protects_nothing() -> None:
+    cache = PrefixCache(HYBRID.layout(), memory=Memory(), policy=FailsOnce())
+    serve(cache, run_of(1, 64), HYBRID)
+    match = cache.match(run_of(1, 64))
+    with pytest.raises(RuntimeError, match="planted"):
+        cache.lease(match, match.length)
+    cache.check()
+    assert cache.protected_nbytes() == 0
+    serve(cache, run_of(1, 64), HYBRID)
+
+
 def test_greedy_dual_ages_by_what_it_gave_up() -> None:
     policy = GreedyDual()
     assert policy.score(candidate(cost=200)) > policy.score(candidate(cost=100))

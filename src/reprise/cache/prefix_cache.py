@@ -189,12 +189,17 @@ class PrefixCache:
         """
         assert position <= match.length, (position, match.length)
         lease = self.tree.protect(match.walk, position)
-        used = self.tree.use(match.walk, position, use=LastUse.RESUMED if is_request else LastUse.SETTLED)
-        if used is not None:
-            self.order.place(used)
-            self.rows.use(used)
-        if is_request:
-            lease.number = self._arrive(match)
+        try:
+            used = self.tree.use(match.walk, position, use=LastUse.RESUMED if is_request else LastUse.SETTLED)
+            if used is not None:
+                self.order.place(used)
+                self.rows.use(used)
+            if is_request:
+                lease.number = self._arrive(match)
+        except BaseException:
+            # Nobody has it: the path would be protected for ever.
+            self.tree.unprotect(lease)
+            raise
         return lease
 
     def note_answer(self, lease: Lease, num_tokens: float, *, calls_tool: bool | None = None) -> None:
