@@ -109,6 +109,16 @@ class SeenWalk:
             limit = outside(at, spans)
         return at
 
+    def cut(self, prompt: Prompt) -> None:
+        """The prompt is cancelled in the middle of its first image, or before it where a pass must hold it whole."""
+        span = prompt.images[0].span
+        live = self.runner.begin()
+        live.see(prompt.images)
+        stop = span.start if self.loaded.blueprint.whole_images else (span.start + span.stop) // 2
+        fed(self.runner, live, prompt, [stop])
+        self.cache.commit(prompt.tokens[:stop], self.runner.source(live), kind=BoundaryKind.INTERVAL)
+        self.runner.stop(live)
+
     def logits(self, prompt: Prompt) -> tuple[int, mx.array]:
         """Where it resumed, and the logits of what was computed; stored around images and near the end."""
         at = self.resume_at(prompt)
@@ -124,3 +134,27 @@ class SeenWalk:
         self.runner.stop(live)
         self.cache.check()
         return at, mx.concatenate(found)
+
+
+ONE, OTHER, THIRD = picture(1), picture(2, 64, 128), picture(3, 64, 64)
+ASK = "What is on it?"
+
+Turns = tuple[Sequence[Part] | str, ...]
+
+
+def seven_walks() -> dict[str, tuple[Turns, int]]:
+    """Turns of chats that share prefixes, behind a first, in an order in which each resumes behind so many images."""
+    return {
+        "first turn": ((["Look: ", ONE, ASK],), 0),
+        "next turn": ((["Look: ", ONE, ASK], "A dog.", "Which colour?"), 1),
+        "other question about the image": ((["Look: ", ONE, "How many legs has it?"],), 1),
+        "other image, same words": ((["Look: ", OTHER, ASK],), 0),
+        "a second image in the next turn": ((["Look: ", ONE, ASK], "A dog.", [THIRD, "And this?"]), 1),
+        "the turn after it": ((["Look: ", ONE, ASK], "A dog.", [THIRD, "And this?"], "A cat.", "Compare them."), 2),
+        "the images swapped": ((["Look: ", THIRD, ASK], "A dog.", [ONE, "And this?"]), 0),
+        CUT: ((["Look: ", picture(9), ASK],), 0),
+    }
+
+
+CUT = "cut in the middle"
+"""A walk before which the same prompt was cancelled in the middle of its image."""

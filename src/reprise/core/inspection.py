@@ -212,7 +212,7 @@ class EdgeTokens:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InspectedMemory:
-    """Bytes. The budget covers `kv` to `incoming`; the process also holds weights, MLX's pool and more."""
+    """Bytes. The budget covers `kv` to `images`; the process also holds weights, MLX's pool and more."""
 
     budget_nbytes: int | None = None
     weights_nbytes: int = 0
@@ -225,6 +225,8 @@ class InspectedMemory:
     """Buffers of running and idle sequences, less what is charged to the cache."""
     incoming_nbytes: int = 0
     """Read from disk and not in the tree yet."""
+    images_nbytes: int = 0
+    """What the tower made of images."""
     device_nbytes: int = 0
     """Everything that MLX uses, including weights."""
     pool_nbytes: int = 0

@@ -171,6 +171,7 @@ def _inspect_memory(worker: Worker, *, weights_nbytes: int) -> InspectedMemory:
         logits_nbytes=held(Account.LOGITS),
         live_nbytes=held(Account.SEQUENCES),
         incoming_nbytes=held(Account.INCOMING),
+        images_nbytes=held(Account.IMAGES),
         device_nbytes=device_memory.used_nbytes(),
         pool_nbytes=device_memory.pool_nbytes(),
         process_nbytes=device_memory.process_nbytes(),

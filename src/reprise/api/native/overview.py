@@ -106,6 +106,7 @@ def _together(memories: Sequence[InspectedMemory], *, weights_nbytes: int) -> In
         logits_nbytes=sum(each.logits_nbytes for each in memories),
         live_nbytes=sum(each.live_nbytes for each in memories),
         incoming_nbytes=sum(each.incoming_nbytes for each in memories),
+        images_nbytes=sum(each.images_nbytes for each in memories),
     )
 
 
@@ -160,6 +161,7 @@ def memory_body(memory: InspectedMemory) -> dict[str, Any]:
         "kept": memory.kv_nbytes,
         "checkpoints": memory.checkpoint_nbytes,
         "incoming": memory.incoming_nbytes,
+        "images": memory.images_nbytes,
         "pool": memory.pool_nbytes,
     }
     parts["work"] = max(0, memory.device_nbytes - sum(parts.values()) + memory.pool_nbytes)

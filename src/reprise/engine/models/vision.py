@@ -16,7 +16,7 @@ from typing import Any
 from reprise.core.images import Image, digest_of
 from reprise.core.installation import mend_line
 
-_TEXT_ALONE: Mapping[str, str] = {
+TEXT_ALONE: Mapping[str, str] = {
     "gemma3n": "mlx-vlm's layers for it read entries past the cache's interface",
     "llama4": "mlx-vlm's processor writes placeholders for a tile that it does not cut, and has no rows for them",
 }
@@ -48,7 +48,7 @@ def why_blind(config: Mapping[str, Any], *, has_tower: bool, images: str = "auto
         return ""
     if not is_whole:
         return "it runs on several ranks"
-    if (reason := _TEXT_ALONE.get(str(config.get("model_type")))) is not None:
+    if (reason := TEXT_ALONE.get(str(config.get("model_type")))) is not None:
         return reason
     if not has_source():
         return f"it could see images, with an extra: {mend_line('vision')}"
