@@ -12,7 +12,7 @@ import mlx.core as mx
 import numpy as np
 from mlx.utils import tree_flatten
 
-from reprise.lab.demo.tiny.build import write_tokenizer
+from reprise.lab.demo.tiny.build import unspoken_tokens, write_tokenizer
 from reprise.lab.demo.tiny.tokenizer import demo_texts, train_tokenizer
 from tests.vision.families import FAMILIES, FURTHER, VOCABULARY, SeeingFamily
 
@@ -55,6 +55,10 @@ def write_seeing_model(directory: Path, family: SeeingFamily, *, seed: int = 0) 
     random = np.random.default_rng(seed)
     weights = {path: _lively(path, array, random) for path, array in tree_flatten(module.Model(parsed).parameters())}
     weights |= {name: weights[other] for name, other in family.tied.items()}
+    # Neither markup nor broken characters are said: an answer's text is the same tokens again.
+    muted = mx.array(unspoken_tokens(tokenizer, family.markup, VOCABULARY))
+    for name in [name for name in weights if name.endswith("lm_head.weight") and name not in family.tied]:
+        weights[name][muted] = 0
     mx.save_safetensors(str(directory / "model.safetensors"), weights, metadata={"format": "mlx"})
 
 

@@ -35,7 +35,7 @@ VISION_MUTANTS = (
         "images do not shift what is behind them",
         "images if has_grids else ()",
         "()",
-        _WARM,
+        (*_CONTRACT, "-k", "makes_of_it and qwen3"),
     ),
     _mutant(
         "SequenceBatch.join",
@@ -99,13 +99,6 @@ VISION_MUTANTS = (
         "self._memory.charge(Account.IMAGES, -features.nbytes)",
         "pass",
         _FEATURES,
-    ),
-    _mutant(
-        "Worker._seen",
-        "all images of a slice are encoded at once",
-        "has_encoded = True",
-        "has_encoded = False",
-        (*_LOOP, "a_step"),
     ),
     _mutant(
         "RequestTable.finish",

@@ -315,18 +315,18 @@ class Worker:
             yield by_id[piece.id], piece
 
     def _seen(self, slices: Sequence[Slice]) -> list[Slice]:
-        """The slices whose images are all encoded. One image that is not is encoded now, and its slice waits."""
+        """The slices whose images are all encoded. Of another one the next image is encoded, and the slice waits.
+
+        A tower's pass cannot be cut, so it takes the place of this step's prefill: a slice with images is the only one.
+        """
         seen: list[Slice] = []
-        has_encoded = False
         for piece in slices:
             request = self.requests[piece.id]
             assert request.live is not None, request.id
             unseen = self.runner.unseen(request.live, Span(piece.start, piece.stop), holder=request.id)
             if not unseen:
                 seen.append(piece)
-            elif not has_encoded:
-                # A tower's pass cannot be cut: it takes the place of this step's prefill.
-                has_encoded = True
+            else:
                 self.requests.run_isolated(request, partial(self._encode, image=unseen[0].image))
         return seen
 

@@ -1,0 +1,111 @@
+"""A chat of twenty turns with six images, one of them twice, on a tiny model that sees: what is computed and encoded.
+
+The oracle remembers everything: a turn costs it what the turn adds to the prompt and answer before. Counts are exact.
+Exits with 1 unless computed / oracle is 1.00 and the tower ran once for each distinct image. With `--family`, for
+another family of `tests/vision/families.py`.
+"""
+
+import argparse
+import base64
+import random
+import struct
+import tempfile
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from reprise.lab.bench.server_process import server
+
+_TURNS = 20
+_NUM = 12
+_IMAGES = {0: 1, 3: 2, 4: 3, 9: 1, 12: 4, 17: 5}
+"""Turn → the seed of its image; one comes twice."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeenTurn:
+    prompt: int
+    cached: int
+    generated: int
+
+    @property
+    def computed(self) -> int:
+        return self.prompt - self.cached
+
+
+def picture(seed: int, side: int = 128) -> str:
+    """A picture of noise, as a data URL of a PNG file."""
+    noise = random.Random(seed)
+    lines = b"".join(b"\0" + noise.randbytes(3 * side) for _ in range(side))
+    header = struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0)
+    chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(lines)), (b"IEND", b""))
+    file = b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data)) for kind, data in chunks
+    )
+    return "data:image/png;base64," + base64.b64encode(file).decode()
+
+
+def chat(client: httpx.Client) -> list[SeenTurn]:
+    """The chat, turn by turn."""
+    messages: list[dict[str, Any]] = []
+    turns: list[SeenTurn] = []
+    for turn in range(_TURNS):
+        content: list[dict[str, Any]] = [{"type": "text", "text": f"Turn {turn}: say what you see and what you saw."}]
+        if turn in _IMAGES:
+            content.insert(0, {"type": "image_url", "image_url": {"url": picture(_IMAGES[turn])}})
+        messages.append({"role": "user", "content": content})
+        body = {"messages": messages, "temperature": 0, "max_tokens": _NUM}
+        response = client.post("/v1/chat/completions", json=body)
+        response.raise_for_status()
+        reply = response.json()
+        usage = reply["usage"]
+        cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+        turns.append(SeenTurn(prompt=usage["prompt_tokens"], cached=cached, generated=usage["completion_tokens"]))
+        messages.append({"role": "assistant", "content": reply["choices"][0]["message"]["content"]})
+    return turns
+
+
+def oracle(turns: Sequence[SeenTurn]) -> list[int]:
+    """What each turn adds. The last token of an answer was sampled, but not fed."""
+    known = [0, *(turn.prompt + turn.generated - 1 for turn in turns)]
+    return [turn.prompt - before for turn, before in zip(turns, known, strict=False)]
+
+
+def encoded(client: httpx.Client) -> int:
+    """Images that the tower ran for."""
+    lines = client.get("/metrics").text.splitlines()
+    return sum(int(float(line.split()[-1])) for line in lines if line.startswith("reprise_encoded_images_total"))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--family", default="qwen3_5")
+    options = parser.parse_args()
+    from tests.vision.families import FAMILIES, FURTHER  # noqa: PLC0415 (the extra)
+    from tests.vision.tiny import write_seeing_model  # noqa: PLC0415
+
+    with tempfile.TemporaryDirectory() as folder:
+        directory = Path(folder) / options.family
+        write_seeing_model(directory, {**FAMILIES, **FURTHER}[options.family])
+        with server(directory, "--no-audit", "--no-settle") as client:
+            turns = chat(client)
+            runs = encoded(client)
+    least = oracle(turns)
+    ratio = sum(turn.computed for turn in turns) / sum(least)
+    print(
+        f"{options.family}: {_TURNS} turns, {len(_IMAGES)} images, {sum(turn.prompt for turn in turns):,} prompt tokens"
+    )
+    print(f"  computed {sum(turn.computed for turn in turns):,}, oracle {sum(least):,}: {ratio:.2f}")
+    print(f"  tower runs {runs}, distinct images {len(set(_IMAGES.values()))}")
+    for number, (turn, needed) in enumerate(zip(turns, least, strict=True)):
+        if turn.computed != needed:
+            print(f"  turn {number}: computed {turn.computed}, oracle {needed}")
+    return 0 if f"{ratio:.2f}" == "1.00" and runs == len(set(_IMAGES.values())) else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
