@@ -126,7 +126,7 @@ def load_model(
     config = check_config(read_config(directory, source), source)
     summary = check_weights(directory, source)
     chosen = _tokenizer_config(chat_template, trusts_remote_code=trusts_remote_code)
-    read: _Read | None = None
+    read: _ReadModel | None = None
     blind = why_blind(config, has_tower=summary.has_tower, images=images, is_whole=shard is None)
     if blind is None:
         read = _read_seeing(directory, source, chosen, trusts_remote_code=trusts_remote_code)
@@ -165,7 +165,7 @@ def load_model(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Read:
+class _ReadModel:
     """What a source made of a folder."""
 
     model: nn.Module
@@ -176,7 +176,7 @@ class _Read:
 
 def _read_text(
     directory: Path, source: str, chosen: dict[str, Any], *, shard: Callable[[nn.Module], None] | None
-) -> _Read:
+) -> _ReadModel:
     config = read_config(directory, source)
     try:
         model, tokenizer, config = mlx_lm_utils.load(
@@ -195,10 +195,12 @@ def _read_text(
     except Exception as error:
         log.error("%s: loading failed with %r", source, error)
         raise LoadFailed(f"{source}: mlx-lm failed to load this model: {first_line(error)}") from error
-    return _Read(model=model, tokenizer=tokenizer, config=config)
+    return _ReadModel(model=model, tokenizer=tokenizer, config=config)
 
 
-def _read_seeing(directory: Path, source: str, chosen: dict[str, Any], *, trusts_remote_code: bool) -> _Read | None:
+def _read_seeing(
+    directory: Path, source: str, chosen: dict[str, Any], *, trusts_remote_code: bool
+) -> _ReadModel | None:
     """The model from mlx-vlm; None where mlx-lm has to have it, for text alone. Raises LoadFailed if it has not."""
     from reprise.engine.models.vlm_source import load_seeing, model_and_reader  # noqa: PLC0415 (an extra)
 
@@ -217,7 +219,7 @@ def _read_seeing(directory: Path, source: str, chosen: dict[str, Any], *, trusts
     except LoadFailed as error:
         log.warning("%s takes text alone: %s", source, error)
         return None
-    return _Read(model=model, tokenizer=tokenizer, config=config, vision=Vision(sight=model.sight, reader=reader))
+    return _ReadModel(model=model, tokenizer=tokenizer, config=config, vision=Vision(sight=model.sight, reader=reader))
 
 
 def _num_parameters(model: nn.Module) -> int | None:

@@ -303,11 +303,13 @@ def _grid(inputs: Mapping[str, Any], num: int, merge: int) -> tuple[int, int]:
 
 @contextmanager
 def _state_as_it_was(whole: nn.Module) -> Generator[None]:
-    """What mlx-vlm remembers of a prompt on the model object is left as it was."""
+    """What mlx-vlm remembers of a prompt on the model object is not seen, and left as it was."""
     language = cast(Any, whole).language_model
     names = ("_rope_deltas", "_position_ids")
     before = {name: getattr(language, name) for name in names if hasattr(language, name)}
     try:
+        for name in before:
+            setattr(language, name, None)
         yield
     finally:
         for name, value in before.items():
@@ -355,7 +357,6 @@ def _positions(whole: nn.Module, inputs: Mapping[str, Any], expansion: ImageExpa
     if not hasattr(language, "get_rope_index"):
         return Positions.OWN
     with _state_as_it_was(whole):
-        language._position_ids = None
         found = _embedded_with_pixels(whole, inputs)
         given = found.position_ids if found.position_ids is not None else language._position_ids
         theirs = np.array(given).reshape(-1, len(tokens))
