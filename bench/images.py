@@ -61,9 +61,10 @@ def chat(client: httpx.Client) -> list[SeenTurn]:
         body = {"messages": messages, "temperature": 0, "max_tokens": _NUM}
         response = client.post("/v1/chat/completions", json=body)
         response.raise_for_status()
-        reply = response.json()
-        usage = reply["usage"]
-        cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+        reply: dict[str, Any] = response.json()
+        usage: dict[str, Any] = reply["usage"]
+        details: dict[str, int | None] = usage.get("prompt_tokens_details") or {}
+        cached = details.get("cached_tokens") or 0
         turns.append(SeenTurn(prompt=usage["prompt_tokens"], cached=cached, generated=usage["completion_tokens"]))
         messages.append({"role": "assistant", "content": reply["choices"][0]["message"]["content"]})
     return turns
