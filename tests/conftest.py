@@ -36,7 +36,8 @@ typer.testing._get_command = functools.cache(typer.testing._get_command)  # type
 
 def pytest_configure() -> None:
     # The options of whoever runs the tests are no part of them.
-    for name in [name for name in os.environ if name.startswith("REPRISE_")]:
+    # Where to write what clients send is (`tests/agents/recording.py`).
+    for name in [name for name in os.environ if name.startswith("REPRISE_") and name != "REPRISE_RECORD"]:
         del os.environ[name]
     os.environ["REPRISE_CONFIG"] = os.devnull
     # Nor is their cache directory.

@@ -123,7 +123,8 @@ def _name(tool: Mapping[str, Any]) -> str:
 def _short(value: Any) -> Any:
     match value:
         case str():
-            return _anonymous(value if len(value) <= _NUM_CHARS or _is_sealed(value) else value[:_NUM_CHARS])
+            is_whole = len(value) <= _NUM_CHARS or _is_sealed(value) or _is_image(value)
+            return _anonymous(value if is_whole else value[:_NUM_CHARS])
         case list():
             return [_short(one) for one in cast("list[Any]", value)]
         case dict():
@@ -134,6 +135,11 @@ def _short(value: Any) -> Any:
 
 def _is_sealed(value: str) -> bool:
     return value.startswith("reprise1.")
+
+
+def _is_image(value: str) -> bool:
+    """Whether it is an image, as a data URL or in base64 alone (of a PNG, a JPEG or a WebP)."""
+    return value.startswith(("data:image/", "iVBORw0KGgo", "/9j/", "UklGR"))
 
 
 def _anonymous(text: str) -> str:

@@ -81,6 +81,9 @@ _BODY = """\
 _LINES = (
     _BODY
     + """\
+{%- if tools -%}<|im_start|>system
+{{ tools | tojson }}<|im_end|>
+{% endif -%}
 {%- for message in messages -%}
 <|im_start|>{{ message.role }}
 {{ body(message.content or '') }}

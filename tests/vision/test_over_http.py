@@ -64,6 +64,7 @@ def says(text: str) -> dict[str, Any]:
 
 
 def latest(client: httpx.Client) -> dict[str, Any]:
+    until_idle(client)
     return client.get("/v1/cache/requests").json()["data"][0]
 
 

@@ -27,12 +27,13 @@ _KEY_VARIABLE = "REPRISE_API_KEY"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerAddress:
-    """The server that agents are to use. `url` is without `/v1`; `context` in tokens."""
+    """The server that agents are to use. `url` is without `/v1`; `context` in tokens. `sees`: its model has images."""
 
     url: str
     api_key: str
     model: str
     context: int = _CONTEXT
+    sees: bool = False
 
     @property
     def openai_url(self) -> str:
@@ -172,15 +173,19 @@ def _codex_settings(text: str, server: ServerAddress) -> str:
 
 
 def _opencode_body(server: ServerAddress) -> dict[str, Any]:
+    model: dict[str, Any] = {"name": server.model, "limit": {"context": server.context, "output": server.answer}}
+    if server.sees:
+        # Otherwise it leaves images out.
+        model |= {"attachment": True, "modalities": {"input": ["text", "image"], "output": ["text"]}}
     provider = {
         "npm": "@ai-sdk/openai-compatible",
         "name": "Reprise",
         # `false` means no timeout.
         "options": {"baseURL": server.openai_url, "apiKey": server.api_key, "timeout": False},
-        "models": {server.model: {"name": server.model, "limit": {"context": server.context, "output": server.answer}}},
+        "models": {server.model: model},
     }
-    model = f"reprise/{server.model}"
-    return {"provider": {"reprise": provider}, "model": model, "small_model": model}
+    name = f"reprise/{server.model}"
+    return {"provider": {"reprise": provider}, "model": name, "small_model": name}
 
 
 def _opencode_command(server: ServerAddress) -> AgentCommand:

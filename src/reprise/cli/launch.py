@@ -96,7 +96,8 @@ def _address(url: str, api_key: str | None, model: str | None) -> ServerAddress:
     if named not in listed:
         refuse(f"The server at {url} does not serve {model}. It serves {', '.join(listed)}.")
     length: int | None = listed[named].get("max_model_len")
-    known = ServerAddress(url=url, api_key=api_key.split()[0] if api_key else "none", model=named)
+    sees = "image" in listed[named].get("input_modalities", ())
+    known = ServerAddress(url=url, api_key=api_key.split()[0] if api_key else "none", model=named, sees=sees)
     return known if length is None else replace(known, context=length)
 
 

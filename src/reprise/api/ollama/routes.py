@@ -88,6 +88,7 @@ async def show(body: ShowBody, context: InContext) -> dict[str, Any]:
     text, kind = served.text, served.architecture or "unknown"
     capabilities = [
         "completion",
+        *(["vision"] if served.image_limits is not None else []),
         *(["tools"] if text.tool_start is not None or text.parse_tool_call is not None else []),
         *(["thinking"] if text.think_start is not None or text.initial_state is not None else []),
     ]

@@ -96,6 +96,7 @@ def _model(served: Served) -> dict[str, Any]:
         "created": served.created,
         "owned_by": "reprise",
         "max_model_len": served.context,
+        "input_modalities": ["text"] if served.image_limits is None else ["text", "image"],
     }
 
 
