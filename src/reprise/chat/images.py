@@ -18,6 +18,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from reprise.chat.request import Message
+from reprise.core.abandon import stop_if_abandoned
 from reprise.core.images import Image, ImageExpansion, ImageReader, PromptImage, path_tokens
 from reprise.core.tokens import Span, Tokens, as_tokens
 
@@ -78,7 +79,8 @@ class SeenImages:
         return len(self.marker) + _NUM_DIGITS + 2
 
     def see(self, image: Image) -> SeenImage:
-        """The image as it stands in a prompt. Raises BadRequest for a file that cannot be decoded."""
+        """The image as it stands in a prompt. Raises BadRequest for a file that cannot be decoded, and Abandoned."""
+        stop_if_abandoned()
         seen = SeenImage(image=image, expansion=self._reader.expand(image))
         self.names.add(seen)
         with self._lock:
