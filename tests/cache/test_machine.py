@@ -6,7 +6,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initial
 
 from reprise.core.kinds import Layout
 from reprise.core.prompt import BoundaryKind
-from reprise.core.tokens import as_tokens
+from reprise.core.tokens import Span, as_tokens
 from reprise.memory import Account
 from tests.cache.strategies import BUDGETS, NAMESPACES, layouts, runs
 from tests.cache.trial import CacheTrial
@@ -95,10 +95,11 @@ class StoreMachine(RuleBasedStateMachine):
     def is_cleared(self) -> None:
         self.trial.clear()
 
-    @rule(chat=chats, cut=st.integers(0, 60), limit=st.integers(0, 60))
-    def is_asked(self, chat: Chat, cut: int, limit: int) -> None:
+    @rule(chat=chats, cut=st.integers(0, 60), limit=st.integers(0, 60), image=st.tuples(*[st.integers(0, 60)] * 2))
+    def is_asked(self, chat: Chat, cut: int, limit: int, image: tuple[int, int]) -> None:
         tokens = chat[1][:cut] + chat[1]
-        self.trial.judge_read(tokens, namespace=chat[0], limit=min(limit, len(tokens)))
+        spans = [Span(*sorted(min(at, len(tokens)) for at in image))]
+        self.trial.judge_read(tokens, namespace=chat[0], limit=min(limit, len(tokens)), spans=spans)
 
     @invariant()
     def laws_hold(self) -> None:

@@ -8,6 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from reprise.core.tokens import Span, as_tokens
 from reprise.disk.records.record import DiskMatch, DiskRecord
 from reprise.disk.store.cache import DiskCache
 from tests.disk.chains import (
@@ -70,12 +71,18 @@ class DiskMachine(RuleBasedStateMachine):
         if found is not None:
             self.cache.touch(found)
 
-    @rule(ids=prompts, namespace=namespaces, limit=st.integers(0, 14))
-    def a_path_is_read(self, ids: Ids, namespace: str, limit: int) -> None:
+    @rule(ids=prompts, namespace=namespaces, limit=st.integers(0, 14), image=st.tuples(*[st.integers(0, 14)] * 2))
+    def a_path_is_read(self, ids: Ids, namespace: str, limit: int, image: tuple[int, int]) -> None:
         self.settle()
-        found = find(self.cache, ids, namespace=namespace, limit=limit)
+        span = Span(*sorted(image))
+        found = self.cache.find(as_tokens(ids), namespace=namespace, limit=limit, spans=[span])
         have = {piece for piece, _ in self.put.values()}
-        expected = oracle(have, namespace, ids, limit, resumes_anywhere=self.resumes_anywhere)
+        limits = [at for at in range(limit + 1) if not span.start < at < span.stop]
+        expected = max(oracle(have, namespace, ids, at, resumes_anywhere=self.resumes_anywhere) for at in limits)
+        if span.start < expected < span.stop:
+            # What lies behind the image resumes in it at best.
+            ends = (oracle(have, namespace, ids, at, resumes_anywhere=self.resumes_anywhere) for at in limits)
+            expected = max(at for at in ends if not span.start < at < span.stop)
         assert position(found) == expected
         if found is not None:
             self.read(found)
