@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reprise.core.backend import DraftSource
-from reprise.drafts.benefit import PASS_SIZES, AcceptanceRates, DraftCosts, PassCosts, best_length
+from reprise.drafts.benefit import PASS_SIZES, AcceptanceRates, DraftAccount, DraftCosts, PassCosts, best_length
 
 
 def costs(**ms: float) -> PassCosts:
@@ -96,17 +96,29 @@ def test_the_speed_is_that_of_the_best_length() -> None:
     assert best_length(0, 0.5, FLAT, num_fed=1, rewinds=True).speed == 1.0
 
 
-def test_a_draft_model_is_first_judged_by_its_size_and_then_by_what_its_passes_take() -> None:
-    known, drafting = costs(m1=10), DraftCosts(relative=0.1)
-    assert drafting.step_s(known) == pytest.approx(0.001)
-    assert 0 < drafting.token_s(known) < 0.001
-    drafting.note_steps(4, 1.0)
-    assert drafting.step_s(known) == pytest.approx(0.001)
-    drafting.note_steps(4, 0.02)
-    assert drafting.step_s(known) == pytest.approx(0.005)
-    for _ in range(2):
-        drafting.note_prefill(100, 0.01)
-    assert drafting.token_s(known) == pytest.approx(0.0001)
+def test_a_guess_is_first_judged_by_the_size_of_what_guesses_and_then_by_what_it_takes() -> None:
+    known, guessing = costs(m1=10), DraftCosts(relative=0.1)
+    assert guessing.step_s(known) == pytest.approx(0.001)
+    guessing.note_steps(4, 1.0)
+    assert guessing.step_s(known) == pytest.approx(0.001)
+    guessing.note_steps(4, 0.02)
+    assert guessing.step_s(known) == pytest.approx(0.005)
+
+
+def test_what_lost_by_its_guesses_rests_and_is_tried_again_in_time() -> None:
+    account = DraftAccount()
+    account.add(-5)
+    assert not account.is_overdrawn
+    account.add(-5)
+    assert account.is_overdrawn
+    account.note_answered(790)
+    assert account.is_overdrawn
+    account.note_answered(20)
+    assert not account.is_overdrawn
+    # What was earned long ago is no reason to lose it.
+    account.add(1000)
+    account.add(-40)
+    assert account.is_overdrawn
 
 
 def test_a_long_match_is_tried_where_a_short_one_is_not_worth_it() -> None:

@@ -73,13 +73,6 @@ DISK_MUTANTS = (
     ),
     _mutant(
         "RecordStore._make_room",
-        "a model takes more than its share",
-        "own_over = self.index.nbytes + nbytes - self.max_own_bytes",
-        "own_over = 0",
-        ("tests/disk/test_share.py",),
-    ),
-    _mutant(
-        "RecordStore._make_room",
         "everything goes for what cannot fit",
         "if own_spare + sum((info.nbytes for info in others)) < over:\n    return False",
         "",

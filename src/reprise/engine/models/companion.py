@@ -96,7 +96,7 @@ def with_companion(loaded: LoadedModel, companion: LoadedModel) -> LoadedModel:
     blueprint, own = loaded.blueprint, companion.blueprint
     if blueprint.layout.resumes_anywhere and not own.layout.resumes_anywhere:
         log.warning(
-            "with the draft model %s, prefixes of %s are resumed at checkpoints and no longer everywhere",
+            "with the draft model %s, prefixes of %s are not resumed everywhere any longer",
             companion.name,
             loaded.name,
         )
