@@ -119,6 +119,8 @@ class Placement:
         """The request without the shapes that the template does not take, and notes on what was rewritten."""
         notes: list[str] = []
         for number, rule in enumerate(self._rules):
+            if self._verdicts.get((number, len(request.tools) > 0), False):
+                continue  # Taken as it is, so a long chat need not be rewritten to see whether it has the shape.
             other = rule.rewrite(request)
             if other is request or self._takes(number, has_tools=len(request.tools) > 0):
                 continue
