@@ -18,7 +18,7 @@ from reprise.core.tokens import Span
 
 LEAST_LEFT_OUT = 8
 """Messages that are worth the trial."""
-_NUM_LAST = 3
+_NUM_LAST = 2
 """Turns (or rounds of the last turn's tool loop) before the end that are kept."""
 
 
