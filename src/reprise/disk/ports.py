@@ -31,11 +31,6 @@ class Reading:
     num_loaded: int = 0
     """By how many tokens disk reads moved its resume position forward while it waited."""
 
-    def take_loaded(self) -> int:
-        """`num_loaded`, which counts from 0 again."""
-        num_loaded, self.num_loaded = self.num_loaded, 0
-        return num_loaded
-
 
 class TierRequest(Protocol):
     """A request as the disk tier sees it. The tier changes nothing of it."""

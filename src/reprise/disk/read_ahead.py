@@ -315,13 +315,6 @@ class ReadAhead:
             request_ids=tuple(request.id for request in (*read.requests, *read.next)),
         )
 
-    def give_up(self) -> bool:
-        """End all reads, and free what they hold; their requests are admitted without. False if there are none."""
-        reads = list(self._reads)
-        for read in reads:
-            self._end(read)
-        return len(reads) > 0
-
     def void(self, namespace: str | None) -> None:
         """Discard the current reads of a namespace (None: of all) instead of committing them."""
         for read in self._reads:

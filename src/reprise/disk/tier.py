@@ -83,10 +83,6 @@ class DiskTier:
         """Decode and commit what was read. Returns the ids of the requests that no longer wait for the disk."""
         return self._read_ahead.advance() if self._read_ahead is not None else []
 
-    def give_up_reads(self) -> bool:
-        """End all reads, and free what they hold. False if there are none."""
-        return self._read_ahead is not None and self._read_ahead.give_up()
-
     # Writing.
 
     def note(self, request: TierRequest, position: int, kind: BoundaryKind) -> None:
