@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
@@ -31,6 +31,20 @@ class FakeHub:
     def add(self, model: str, directory: Path, **others: bytes) -> None:
         files = {str(file.relative_to(directory)): file.read_bytes() for file in directory.rglob("*") if file.is_file()}
         self.models[model] = {**files, **others}
+
+    def listed(self, query: dict[str, list[str]]) -> list[dict[str, object]]:
+        """What a search finds: all models are for MLX, and have so many downloads as their names have letters."""
+        assert (query["filter"], query["sort"]) == (["mlx"], ["downloads"])
+        named = sorted((name for name in self.models if query["search"][0] in name), key=len, reverse=True)
+        return [
+            {
+                "id": name,
+                "downloads": len(name),
+                "config": json.loads(self.models[name]["config.json"]),
+                "safetensors": {"parameters": {"U32": 10**9, "BF16": 10**8}, "total": 11 * 10**8},
+            }
+            for name in named
+        ][: int(query["limit"][0])]
 
     def fetched(self) -> Counter[str]:
         """How often the content of each file was asked for."""
@@ -55,6 +69,9 @@ def running_hub() -> Generator[FakeHub]:
         def do_GET(self) -> None:
             path = urlsplit(self.path).path
             hub.asked.append((self.command, path, self.headers.get("Range", "")))
+            if path == "/api/models":
+                self.answer(200, json.dumps(hub.listed(parse_qs(urlsplit(self.path).query))).encode(), {})
+                return
             found = re.fullmatch(
                 r"(?:/api/models)?/([^/]+/[^/]+?)(?:/(revision|tree|resolve)/([^/]+))?(?:/(.+))?", path
             )

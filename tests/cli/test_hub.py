@@ -67,6 +67,25 @@ def test_a_model_is_pulled_listed_served_and_removed(hub: FakeHub) -> None:
     assert "is not in the hub's cache" in sentence_of(run("rm", ID))
 
 
+def test_the_hub_is_searched(hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "whisper"}')
+    hub.add("someone/tiny-sounds-and-voices", tmp_path)
+    found = run("models", "search", "tiny")
+    assert found.exit_code == 0, found.output
+    assert found.output.splitlines() == [
+        "someone/tiny-sounds-and-voices  4.2 GB, whisper: cannot be served",
+        f"{ID}  4.2 GB",
+        "reprise pull someone/tiny-sounds-and-voices",
+    ]
+    monkeypatch.setattr("reprise.engine.memory.device_bytes", lambda: 10**9)
+    assert f"{ID}  4.2 GB, too large for this machine" in run("models", "search", "llama").output
+    (listed,) = json.loads(run("models", "search", "llama", "--json").stdout)
+    assert listed == {"id": ID, "nbytes": 4_200_000_000, "kind": "llama", "num_downloads": len(ID)}
+    assert "no model for MLX with 'qwen'" in run("models", "search", "qwen").output
+    assert "one word" in sentence_of(run("models", "search"))
+    assert not hub.fetched()
+
+
 @pytest.mark.matrix
 def test_a_connection_that_breaks_goes_on_where_it_was(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(huggingface_hub.constants, "DOWNLOAD_CHUNK_SIZE", 1 << 16)

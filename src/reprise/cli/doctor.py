@@ -8,6 +8,7 @@ import sys
 import tempfile
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from importlib import metadata
@@ -17,6 +18,7 @@ from typing import Any
 import typer
 
 from reprise.cli.configuration import Configuration, with_options
+from reprise.cli.fitting import CHAT, Fit, advice, suggestion
 from reprise.cli.installation import mlx_fault
 from reprise.cli.process_limits import LEAST_DESCRIPTORS, weights_nbytes
 from reprise.cli.server_url import is_reprise_at
@@ -78,6 +80,8 @@ def examine(configuration: Configuration) -> Iterator[DoctorFinding]:
     for source in sources:
         yield _model(source)
         yield from _head(source, mtp=heads)
+        if source is not None and (finding := _room(source)) is not None:
+            yield finding
     if draft_model is not None:
         yield _model(draft_model, subject="draft model")
 
@@ -288,7 +292,10 @@ def _hub_model(model: str, subject: str) -> DoctorFinding:
 def _model(model: str | None, *, subject: str = "model") -> DoctorFinding:
     if model is None:
         return DoctorFinding(
-            subject=subject, verdict=Severity.ODD, text="none named", mend="`reprise doctor MODEL` checks one."
+            subject=subject,
+            verdict=Severity.ODD,
+            text="none named",
+            mend=f"`reprise doctor MODEL` checks one.{_suggested()}",
         )
     path = Path(model).expanduser()
     if not path.exists():
@@ -305,3 +312,51 @@ def _model(model: str | None, *, subject: str = "model") -> DoctorFinding:
         mend = "Is the download complete? The hub has models for MLX; mlx_lm.convert converts others."
         return DoctorFinding(subject=subject, verdict=Severity.WRONG, text=text, mend=mend)
     return DoctorFinding(subject=subject, verdict=Severity.FINE, text=f"{model}, {nbytes_text(weights_nbytes(path))}")
+
+
+def _room(model: str) -> DoctorFinding | None:
+    """How long, and how many, the chats are that fit beside a model; None: it is not here, or cannot be served."""
+    try:
+        from reprise.cli.inspection import idle_chats  # noqa: PLC0415 (imports MLX)
+        from reprise.core.errors import LoadFailed  # noqa: PLC0415
+        from reprise.engine.memory import device_bytes, room_beside  # noqa: PLC0415
+        from reprise.engine.models.load import model_directory  # noqa: PLC0415
+        from reprise.engine.running.outline import outline_of  # noqa: PLC0415
+    except ImportError:
+        return None  # Which is a finding of its own.
+
+    def fit(kv_bits: int | None) -> Fit:
+        outline = outline_of(directory, model, kv_bits=kv_bits)
+        room = room_beside(outline.nbytes)
+        num = idle_chats(CHAT, outline.footprint, max(0, room)).num
+        return Fit(longest=outline.tokens_within(room), num_chats=num, context=outline.context)
+
+    try:
+        directory = model_directory(model, downloads=False)
+        plain = quantised = fit(None)
+    except (LoadFailed, OSError):
+        return None  # As the finding about the model says.
+    with suppress(LoadFailed):
+        # Heads of some models are too small for it.
+        quantised = fit(8)
+    if plain.longest == 0:
+        text = "the weights leave no room for a single token"
+    else:
+        text = f"{plain} fit{'s' if plain.num_chats <= 1 else ''} beside the weights"
+    mend = advice(plain, quantised, room=device_bytes())
+    verdict = Severity.WRONG if plain.longest == 0 else Severity.ODD if mend else Severity.FINE
+    return DoctorFinding(subject="chats", verdict=verdict, text=text, mend=mend)
+
+
+def _suggested() -> str:
+    """A sentence with a model for this machine's memory; "": MLX is not here to say how much there is."""
+    try:
+        from reprise.engine.memory import device_bytes  # noqa: PLC0415 (imports MLX)
+    except ImportError:
+        return ""
+    room = device_bytes()
+    found = suggestion(room)
+    if found is None:
+        return f" {nbytes_text(room)} for models hold none of those that we know."
+    chats = f"{found.num_chats(room)} chats of {CHAT // 1024}k tokens"
+    return f" In this memory: `reprise serve {found.id}` ({nbytes_text(found.nbytes)}, about {chats} beside it)."

@@ -2,13 +2,13 @@
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from reprise.cli.refuse import refuse
+from reprise.cli.refuse import refusals, refuse
 from reprise.core.errors import LoadFailed
 from reprise.core.sizes import nbytes_text
 
@@ -40,7 +40,13 @@ def models(
     *,
     as_numbers: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
 ) -> None:
-    """List the local models, and the context with which each fits into this machine's memory."""
+    """List the local models, and the context with which each fits into this machine's memory.
+
+    `reprise models search WORD` lists models of the hub instead, with the most downloads first.
+    """
+    if directories and directories[0] == _SEARCH and not Path(_SEARCH).is_dir():
+        _search(directories[1:], as_numbers=as_numbers)
+        return
     for directory in directories or ():
         if not Path(directory).expanduser().is_dir():
             refuse(f"{directory} is not a directory. `reprise models` without arguments lists the hub's cache.")
@@ -72,6 +78,36 @@ def models(
             console.print(
                 f"cannot be served ({nbytes_text(model.nbytes)}): {model.fault}", markup=False, highlight=False
             )
+
+
+_SEARCH = "search"
+_MOST_FOUND = 20
+
+
+def _search(words: list[str], *, as_numbers: bool) -> None:
+    """What the hub has, and whether its weights fit into this machine's memory."""
+    if len(words) != 1:
+        refuse("Give one word to search for: `reprise models search qwen3`.")
+    from reprise.engine.memory import device_bytes  # noqa: PLC0415 (imports MLX)
+    from reprise.engine.models.hub import search  # noqa: PLC0415
+    from reprise.engine.models.load import has_architecture  # noqa: PLC0415
+
+    with refusals():
+        found = search(words[0], limit=_MOST_FOUND)
+    if as_numbers:
+        typer.echo(json.dumps([asdict(model) for model in found], indent=2))
+        return
+    room = device_bytes()
+    for model in found:
+        notes = ["size not known" if model.nbytes is None else nbytes_text(model.nbytes)]
+        if model.kind is not None and not has_architecture(model.kind):
+            notes.append(f"{model.kind}: cannot be served")
+        elif model.nbytes is not None and model.nbytes > room:
+            notes.append("too large for this machine")
+        typer.echo(f"{model.id}  {', '.join(notes)}")
+    typer.echo(
+        f"reprise pull {found[0].id}" if found else f"The hub has no model for MLX with {words[0]!r} in its name."
+    )
 
 
 def listed_models(directories: list[Path]) -> Iterator[ListedModel]:

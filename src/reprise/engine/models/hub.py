@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
+from typing import Any, cast
 
 from huggingface_hub import (
     CacheNotFound,
@@ -145,6 +146,41 @@ def plan_download(model: str) -> Download:
             "are free. Free some space, or set HF_HUB_CACHE to a directory on another disk."
         )
     return download
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HubModel:
+    """A model that the hub has: the bytes of its weights (None: not known), its type, and how often it was fetched."""
+
+    id: str
+    nbytes: int | None
+    kind: str | None
+    num_downloads: int
+
+
+_ELEMENT_NBYTES = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2, "I16": 2, "U16": 2}
+"""By type of element; others have one byte."""
+
+
+def search(word: str, *, limit: int) -> tuple[HubModel, ...]:
+    """The models for MLX whose names contain the word, the most fetched first. Raises LoadFailed."""
+    try:
+        found = HfApi().list_models(
+            search=word, filter="mlx", sort="downloads", limit=limit, expand=["safetensors", "config", "downloads"]
+        )
+        return tuple(
+            HubModel(
+                id=model.id,
+                nbytes=None
+                if model.safetensors is None
+                else sum(num * _ELEMENT_NBYTES.get(kind, 1) for kind, num in model.safetensors.parameters.items()),
+                kind=cast(dict[str, Any], vars(model).get("config") or {}).get("model_type"),
+                num_downloads=model.downloads or 0,
+            )
+            for model in found
+        )
+    except Exception as error:
+        raise _failed(word, error) from error
 
 
 def remove(model: CachedModel) -> int:

@@ -315,6 +315,15 @@ def is_loadable(directory: Path) -> bool:
     return any(directory.glob(WEIGHTS))
 
 
+def has_architecture(kind: str) -> bool:
+    """Whether mlx-lm has models of this type."""
+    try:
+        mlx_lm_utils._get_classes({"model_type": kind})  # pyright: ignore[reportPrivateUsage] -- the only way to find out
+    except ValueError:
+        return False
+    return True
+
+
 def is_local(source: str) -> bool:
     """Whether `source` is a local directory rather than a hub id. Raises LoadFailed if it is neither."""
     path = Path(source).expanduser()
