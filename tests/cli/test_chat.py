@@ -21,6 +21,7 @@ import httpx
 import pytest
 from prompt_toolkit.input import create_pipe_input
 from prompt_toolkit.output import DummyOutput
+from prompt_toolkit.output.plain_text import PlainTextOutput
 from rich.console import Console
 from typer.testing import CliRunner
 
@@ -31,7 +32,7 @@ from reprise.cli.chat_session import Session, counts_line
 from reprise.cli.chat_terminal import MarkdownView, Terminal, complete_blocks
 from reprise.cli.main import app
 from reprise.core.errors import LoadFailed, QueueFull
-from tests.api.real_server import real_server
+from tests.api.real_server import real_server, server_of_several
 from tests.loop.driving import PATIENCE_S
 from tests.models.tiny import tiny_model
 from tests.pictures import png
@@ -46,6 +47,7 @@ class Paper:
         self.said: list[str] = []
         self.complaints: list[str] = []
         self.reply: str | None = None
+        self.copied: str | None = None
 
     @contextmanager
     def answer(self) -> Generator[Callable[[AnswerPiece], None]]:
@@ -72,6 +74,10 @@ class Paper:
     def fold_reasoning(self, *, is_folded: bool) -> None:
         self.notes.append(f"folded: {is_folded}")
 
+    def copy(self, text: str) -> bool:
+        self.copied = text
+        return True
+
 
 class Echo:
     """A model that says the last message again."""
@@ -87,6 +93,13 @@ class Echo:
         self.error: Exception | None = None
         self.says_nothing = False
         self.heard = threading.Event()
+        self.options: dict[str, Any] = {}
+
+    def names(self) -> Sequence[str]:
+        return ("echo", "other")
+
+    def use(self, name: str) -> None:
+        self.name = name
 
     def stream(self, messages: Sequence[Message]) -> Generator[AnswerPiece]:
         self.asked.append([dict(message) for message in messages])
@@ -179,6 +192,58 @@ def test_images_go_with_the_next_message(paper: Paper, tmp_path: Path) -> None:
     other = Session(Echo(), paper)
     other.take(f"/load {tmp_path / 'chat.json'}")
     assert other.messages == session.messages
+
+
+def test_a_model_is_chosen_options_are_set_and_answers_copied(paper: Paper) -> None:
+    echo = Echo()
+    session = Session(echo, paper)
+    session.take("/model")
+    assert paper.said[-1] == "* echo\n  other"
+    session.take("/model other")
+    assert echo.name == "other" and paper.notes[-1] == "other answers from now on"
+    for line in ("/set temp 0.5", "/set max-tokens 7", "/set top_k 3", "/set top_k default"):
+        session.take(line)
+    assert echo.options == {"temperature": 0.5, "max_tokens": 7}
+    session.take("/set")
+    assert paper.said[-1].splitlines()[:2] == ["temperature 0.5", "top_p default"]
+    assert paper.complaints == []
+    for wrong in ("/set temperature hot", "/set colour red", "/copy", "/copy code"):
+        session.take(wrong)
+    assert len(paper.complaints) == 4 and echo.options == {"temperature": 0.5, "max_tokens": 7}
+    session.take("Look:\n```py\na = 1\n```\nor\n~~~\nb = 2\n\n~~~\nend")
+    session.take("/copy")
+    assert paper.copied == texts(session)[-1]
+    session.take("/copy code")
+    assert paper.copied == "b = 2\n\n"
+    session.take("/help")
+    assert "Alt-Enter" in paper.said[-1] and "/model" in paper.said[-1]
+
+
+def test_a_server_of_several_is_asked_for_another_model(paper: Paper) -> None:
+    with server_of_several("llama", "qwen3_5", settles=False) as client:
+        model = remote_model(str(client.base_url), api_key=None, model=None, options={"max_tokens": 3})
+        session = Session(model, paper)
+        session.take("/model qwen3_5")
+        session.take("/set max_tokens 5")
+        session.take("Hello!")
+        assert (model.name, paper.complaints) == ("qwen3_5", [])
+        assert model.last is not None and model.last.completion_tokens == 5
+        session.take("/model nothing")
+        assert "It serves llama, qwen3_5." in paper.complaints[-1]
+        model.close()
+
+
+def test_an_answer_goes_to_the_clipboard_of_the_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = tmp_path / "kept"
+    (tmp_path / "wl-copy").write_text(f"#!/bin/sh\ncat > {kept}\n")
+    (tmp_path / "wl-copy").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    out = io.StringIO()
+    with create_pipe_input() as pipe:
+        screen = Terminal(history=tmp_path / "h", source=pipe, target=PlainTextOutput(out))
+        assert screen.copy("grüße")
+    assert "\x1b]52;c;Z3LDvMOfZQ==\x07" in out.getvalue()
+    assert kept.read_text() == "grüße"
 
 
 def test_what_goes_wrong_changes_nothing(paper: Paper, tmp_path: Path) -> None:

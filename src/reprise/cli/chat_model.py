@@ -54,6 +54,8 @@ class ChatModel(Protocol):
     """Answers chats. `last` and `why` refer to the last complete answer."""
 
     name: str
+    options: dict[str, Any]
+    """Of the answers from now on: fields of chat completions."""
 
     @property
     def last(self) -> TurnCounts | None: ...
@@ -70,6 +72,14 @@ class ChatModel(Protocol):
         """Why not more of the latest prompt was reused."""
         ...
 
+    def names(self) -> Sequence[str]:
+        """The models that it could answer with. Raises NoAnswer."""
+        ...
+
+    def use(self, name: str) -> None:
+        """Answer with this model from now on. Raises NoAnswer."""
+        ...
+
     def close(self) -> None: ...
 
 
@@ -80,11 +90,12 @@ class LocalModel:
         self._engine = engine
         self._answer: ChatAnswer | None = None
         self._typing: Future[Any] | None = None
+        self.options: dict[str, Any] = {}
         self.name = engine.model
         self.last: TurnCounts | None = None
 
     def stream(self, messages: Sequence[Message]) -> Generator[AnswerPiece]:
-        chat = self._engine.chat(messages=messages)
+        chat = self._engine.chat(messages=messages, **self.options)
         begun_s, num_pieces = time.monotonic(), 0
         for piece in chat.resume() if messages[-1]["role"] == "assistant" else chat.stream():
             num_pieces += 1
@@ -108,6 +119,15 @@ class LocalModel:
     def why(self) -> str:
         return "There is no answer yet." if self._answer is None else self._answer.explain()
 
+    def names(self) -> Sequence[str]:
+        return (self.name,)
+
+    def use(self, name: str) -> None:
+        if name != self.name:
+            raise NoAnswer(
+                f"This chat runs {self.name} itself. `reprise chat {name}` runs another, and a server has several."
+            )
+
     def close(self) -> None:
         self._engine.close()
 
@@ -120,6 +140,7 @@ class LoadingModel:
 
     def __init__(self, name: str, load: Callable[[], ChatModel], *, when_failed: Callable[[Exception], None]) -> None:
         self.name = name
+        self.options: dict[str, Any] = {}
         self._ready: Future[ChatModel] = Future()
         self._typed: Sequence[Message] | None = None
 
@@ -146,7 +167,9 @@ class LoadingModel:
         if self._ready.exception() is not None:
             # `when_failed` has the reason.
             raise NoAnswer("The model could not be loaded.")
-        yield from self._ready.result().stream(messages)
+        model = self._ready.result()
+        model.options = self.options
+        yield from model.stream(messages)
 
     def prefill(self, messages: Sequence[Message]) -> None:
         self._typed = messages
@@ -159,6 +182,12 @@ class LoadingModel:
 
     def why(self) -> str:
         return "There is no answer yet." if self.is_loading else self._ready.result().why()
+
+    def names(self) -> Sequence[str]:
+        return (self.name,) if self.is_loading else self._ready.result().names()
+
+    def use(self, name: str) -> None:
+        self._ready.result().use(name)
 
     def close(self) -> None:
         """Close it. While it is loaded this ends the process: MLX aborts one that ends while a thread computes."""
@@ -174,14 +203,14 @@ class RemoteModel:
     def __init__(self, client: "httpx.Client", *, name: str, is_reprise: bool, options: Mapping[str, Any]) -> None:
         self._client = client
         self._is_reprise = is_reprise
-        self._options = dict(options)
+        self.options = dict(options)
         self._request_id: str | None = None
         self._typing: Thread | None = None
         self.name = name
         self.last: TurnCounts | None = None
 
     def stream(self, messages: Sequence[Message]) -> Generator[AnswerPiece]:
-        body = {"model": self.name, "messages": list(messages), "stream": True, **self._options}
+        body = {"model": self.name, "messages": list(messages), "stream": True, **self.options}
         body["stream_options"] = {"include_usage": True}
         if messages[-1]["role"] == "assistant":
             body |= {"continue_final_message": True, "add_generation_prompt": False}
@@ -256,6 +285,16 @@ class RemoteModel:
         response = self._client.get(f"/v1/cache/requests/{self._request_id}")
         return "\n".join(record_lines(response.json())) if response.is_success else _sentence(response.text)
 
+    def names(self) -> Sequence[str]:
+        return _listed(self._client)
+
+    def use(self, name: str) -> None:
+        names = self.names()
+        found = [each for each in names if each == name] or [each for each in names if each.endswith(f"/{name}")]
+        if len(found) != 1:
+            raise NoAnswer(f"The server does not serve {name!r}. It serves {', '.join(names)}.")
+        self.name = found[0]
+
     def close(self) -> None:
         self._client.close()
 
@@ -267,22 +306,33 @@ def remote_model(url: str, *, api_key: str | None, model: str | None, options: M
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     timeout = httpx.Timeout(None, connect=_CONNECT_S)
     client = httpx.Client(base_url=url, headers=headers, timeout=timeout)
+    names = _listed(client)
+    try:
+        health = client.get("/health")
+        is_reprise = health.is_success and "tokens_held" in health.json()
+    except (httpx.HTTPError, ValueError, TypeError) as error:
+        raise NoAnswer(_no_api(url)) from error
+    if model is None and not names:
+        raise NoAnswer(f"The server at {url} lists no models.")
+    return RemoteModel(client, name=model or names[0], is_reprise=is_reprise, options=options)
+
+
+def _listed(client: "httpx.Client") -> list[str]:
+    """The names of a server's models. Raises NoAnswer."""
+    import httpx  # noqa: PLC0415
+
+    url = str(client.base_url).rstrip("/")
     try:
         listed = client.get("/v1/models")
         if listed.status_code == HTTPStatus.NOT_FOUND:
             raise NoAnswer(_no_api(url))
         if not listed.is_success:
             raise NoAnswer(_sentence(listed.text))
-        names = [one["id"] for one in listed.json()["data"]]
-        health = client.get("/health")
-        is_reprise = health.is_success and "tokens_held" in health.json()
+        return [one["id"] for one in listed.json()["data"]]
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise NoAnswer(f"No server answers at {url}: {error}. Start one with `reprise serve`.") from error
     except (ValueError, KeyError, TypeError) as error:
         raise NoAnswer(_no_api(url)) from error
-    if model is None and not names:
-        raise NoAnswer(f"The server at {url} lists no models.")
-    return RemoteModel(client, name=model or names[0], is_reprise=is_reprise, options=options)
 
 
 def _no_api(url: str) -> str:

@@ -1,6 +1,7 @@
 """The state of `reprise chat`: the history, its branches, and the commands. `chat_terminal.py` has the screen."""
 
 import json
+import re
 import shlex
 import tempfile
 from collections.abc import Callable, Sequence
@@ -11,6 +12,7 @@ from typing import Any, Protocol, cast
 from reprise.chat.message_format import content_of, joined_text, text_runs
 from reprise.cli.chat_model import AnswerPiece, ChatModel, Message, NoAnswer, TurnCounts
 from reprise.core.errors import RepriseError
+from reprise.core.settings import OPTIONS
 from reprise.library.image import Image
 
 _MAIN = "main"
@@ -43,6 +45,10 @@ class Screen(Protocol):
 
     def fold_reasoning(self, *, is_folded: bool) -> None:
         """Set whether reasoning is folded to one line."""
+        ...
+
+    def copy(self, text: str) -> bool:
+        """Put a text on the clipboard; False if there is none to be had."""
         ...
 
 
@@ -233,6 +239,48 @@ class Session:
         self._branches, self._branch = branches, branch
         self._screen.note(f"{len(self.messages)} messages on branch {branch}")
 
+    def use_model(self, name: str) -> None:
+        """Answer with another model of the server: /model NAME; without a name, list them"""
+        if name == "":
+            marks = (("*" if each == self._model.name else " ", each) for each in self._model.names())
+            self._screen.say("\n".join(f"{mark} {each}" for mark, each in marks))
+            return
+        self._model.use(name)
+        self._screen.note(f"{self._model.name} answers from now on")
+
+    def set_option(self, rest: str) -> None:
+        """Set how answers are sampled: /set NAME VALUE (or `default`); without a name, show what is set"""
+        name, _, text = rest.partition(" ")
+        options = self._model.options
+        if name == "":
+            told = [f"{each} {options.get(each, 'default')}" for each in ANSWER_OPTIONS]
+            self._screen.say("\n".join(told))
+            return
+        field = _field_of(name)
+        if text.strip() in ("", "default"):
+            options.pop(field, None)
+        else:
+            try:
+                options[field] = OPTIONS[field].kind.read(text.strip(), Path())
+            except ValueError as error:
+                raise NoAnswer(f"Invalid {field}: it {error}.") from error
+        self._screen.note(f"{field}: {options.get(field, 'default')}")
+
+    def copy(self, rest: str) -> None:
+        """Copy the last answer to the clipboard; /copy code copies its last block of code"""
+        answers = [str(message["content"]) for message in self.messages if message["role"] == "assistant"]
+        if not answers:
+            raise NoAnswer("There is no answer yet.")
+        text = answers[-1]
+        if rest == "code":
+            blocks = _code_blocks(text)
+            if not blocks:
+                raise NoAnswer("The last answer has no block of code.")
+            text = blocks[-1]
+        if not self._screen.copy(text):
+            raise NoAnswer("There is no clipboard here.")
+        self._screen.note(f"copied {len(text):,} characters")
+
     def why(self, _: str) -> None:
         """Explain why no more of the last prompt was reused."""
         self._screen.say(self._model.why())
@@ -248,7 +296,8 @@ class Session:
     def help(self, _: str) -> None:
         """List the commands."""
         lines = [f"/{name:11} {text}" for name, (text, _) in COMMANDS.items()]
-        self._screen.say("\n".join([*lines, "/quit        Leave (also Ctrl-D). Ctrl-C stops an answer."]))
+        keys = "/quit        Leave (also Ctrl-D). Ctrl-C stops an answer, Alt-Enter starts a new line."
+        self._screen.say("\n".join([*lines, keys]))
 
     def _user_at(self, number: int) -> int:
         """The index of the user's message with this number, counted from the end if negative. Raises NoAnswer."""
@@ -266,6 +315,9 @@ COMMANDS: dict[str, tuple[str, Callable[[Session, str], None]]] = {
         "edit": Session.edit,
         "branch": Session.go_to_branch,
         "system": Session.set_system,
+        "model": Session.use_model,
+        "set": Session.set_option,
+        "copy": Session.copy,
         "image": Session.image,
         "save": Session.save,
         "load": Session.load,
@@ -275,6 +327,26 @@ COMMANDS: dict[str, tuple[str, Callable[[Session, str], None]]] = {
     }.items()
 }
 """Help and method by name. Any unambiguous prefix of a name works."""
+
+
+ANSWER_OPTIONS = ("temperature", "top_p", "top_k", "min_p", "max_tokens", "thinking_budget")
+"""What `/set` sets: options of a server that a request may set, too."""
+
+
+def _field_of(name: str) -> str:
+    """The field that a person means by an option's name or by its own. Raises NoAnswer."""
+    for field in ANSWER_OPTIONS:
+        if name.replace("-", "_") == field or name == OPTIONS[field].name:
+            return field
+    raise NoAnswer(f"Unknown option {name!r}. The options are {', '.join(ANSWER_OPTIONS)}.")
+
+
+def _code_blocks(text: str) -> list[str]:
+    """What stands between fences."""
+    return [block.group(3) for block in _FENCED.finditer(text)]
+
+
+_FENCED = re.compile(r"^ {0,3}(```+|~~~+)([^\n]*)\n(.*?)^ {0,3}\1[`~]*[ \t]*$", re.MULTILINE | re.DOTALL)
 
 
 def counts_line(counts: TurnCounts) -> str:

@@ -1,7 +1,10 @@
 """The screen of `reprise chat`: prompt_toolkit reads, rich writes."""
 
 import asyncio
+import base64
 import os
+import shutil
+import subprocess
 import sys
 from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager, suppress
@@ -31,6 +34,8 @@ from reprise.cli.chat_session import COMMANDS
 _PAUSE_S = 0.3
 """After this pause in typing, the text so far is prefilled."""
 _FRAMES_PER_S = 12
+_CLIPBOARDS = (("pbcopy",), ("wl-copy",), ("xclip", "-selection", "clipboard"))
+_CLIPBOARD_S = 2.0
 _THOUGHTS_SHOWN = 4
 """Lines of reasoning shown while the model thinks."""
 
@@ -126,6 +131,17 @@ class Terminal:
 
     def fold_reasoning(self, *, is_folded: bool) -> None:
         self._is_folded = is_folded
+
+    def copy(self, text: str) -> bool:
+        """Ask the terminal (OSC 52), which also works over SSH, and the system's own program where there is one."""
+        self._session.output.write_raw(f"\x1b]52;c;{base64.b64encode(text.encode()).decode()}\x07")
+        self._session.output.flush()
+        for words in _CLIPBOARDS:
+            if shutil.which(words[0]) is not None:
+                with suppress(OSError, subprocess.SubprocessError):
+                    subprocess.run(words, input=text.encode(), timeout=_CLIPBOARD_S, check=True, capture_output=True)
+                    break
+        return True
 
 
 class MarkdownView:
@@ -304,3 +320,7 @@ class PlainScreen:
 
     def fold_reasoning(self, *, is_folded: bool) -> None:
         """Reasoning is never shown."""
+
+    def copy(self, text: str) -> bool:
+        """A pipe has no clipboard."""
+        return False
