@@ -6,13 +6,35 @@ from typing import Any
 import pytest
 import typer
 
+from reprise.cluster.ranks.launcher import backend_of, host_of_rank_0
 from reprise.cluster.ranks.serve import check_rank, least_nbytes_of_rank
 from reprise.core.settings import Settings
 
 _LAUNCHED = {"MLX_RANK": "0", "MLX_HOSTFILE": "hosts.json"}
 
 
-@pytest.mark.parametrize("environment", [{}, {"MLX_RANK": "0"}, {"MLX_HOSTFILE": "hosts.json"}])
+_JACCL = {"MLX_RANK": "1", "MLX_IBV_DEVICES": "devices.json", "MLX_JACCL_COORDINATOR": "10.0.0.1:32323"}
+
+
+def test_the_backend_and_rank_0_are_what_the_launcher_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert (backend_of(_LAUNCHED), backend_of(_JACCL), backend_of({"MLX_RANK": "0"})) == ("ring", "jaccl", None)
+    assert host_of_rank_0(_JACCL) == "10.0.0.1"
+    assert host_of_rank_0({**_JACCL, "MLX_JACCL_COORDINATOR": "[fe80::1]:3"}) == "fe80::1"
+    hosts = tmp_path / "hosts.json"
+    hosts.write_text('[["10.0.0.7:5000"], ["10.0.0.2:5000"]]')
+    assert host_of_rank_0({"MLX_RANK": "1", "MLX_HOSTFILE": str(hosts)}) == "10.0.0.7"
+    devices = tmp_path / "devices.json"
+    devices.write_text('[[null, "rdma_en5"], ["rdma_en5", null]]')
+    assert least_nbytes_of_rank(900, {**_JACCL, "MLX_IBV_DEVICES": str(devices)}) == 450
+    assert least_nbytes_of_rank(900, _JACCL) == 0
+    # One sentence, and it goes on.
+    check_rank(Settings(model="m"), _JACCL)
+    assert capsys.readouterr().err == "reprise: the jaccl backend was not measured: the tests run with ring.\n"
+
+
+@pytest.mark.parametrize(
+    "environment", [{}, {"MLX_RANK": "0"}, {"MLX_HOSTFILE": "hosts.json"}, {"MLX_RANK": "0", "MLX_IBV_DEVICES": "d"}]
+)
 def test_it_needs_a_launcher(environment: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(typer.Exit):
         check_rank(Settings(model="m"), environment)

@@ -13,7 +13,6 @@ import logging
 import os
 import platform
 import signal
-import socket
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -27,6 +26,7 @@ import numpy as np
 from mlx import nn
 
 from reprise.cluster.ranks.follower import FollowingRank
+from reprise.cluster.ranks.launcher import RING, backend_of, host_of_rank_0
 from reprise.cluster.ranks.leader import Leader
 from reprise.cluster.ranks.links import Address, LinksToFollowers, LinkToLeader, Message, RanksFailed, is_lost_peer
 from reprise.cluster.ranks.operations import set_recorder
@@ -78,7 +78,9 @@ class LeadingRank:
         with ended_if_alone(_meeting_s(settings)):
             group = _join()
             self.num_ranks = group.size()
-            self.links = links = LinksToFollowers(_own_host(), group.size(), silent_s=settings.stall_after_s)
+            self.links = links = LinksToFollowers(
+                host_of_rank_0(os.environ), group.size(), silent_s=settings.stall_after_s
+            )
             _tell_address(str(links.address))
         links.accept(facts, within_s=_CONNECT_S)
         links.send(["load"])
@@ -225,21 +227,12 @@ def _expect(message: Any, wanted: str) -> None:
 def _join() -> mx.distributed.Group:
     """The group of all ranks. Raises LoadFailed."""
     try:
-        group = mx.distributed.init(strict=True, backend="ring")
+        group = mx.distributed.init(strict=True, backend=backend_of(os.environ) or RING)
     except Exception as error:
         raise LoadFailed(f"The ranks could not connect to each other: {first_line(error)}") from error
     if group.size() < 2:
         raise LoadFailed("--tensor-parallel needs at least two ranks: start it with mlx.launch -n 2 --backend ring.")
     return group
-
-
-def _own_host() -> str:
-    """The address of rank 0 in the ring's hostfile, by which the others can reach it."""
-    try:
-        hosts = json.loads(Path(os.environ["MLX_HOSTFILE"]).read_text(encoding="utf-8"))
-        return str(hosts[0][0]).rpartition(":")[0].strip("[]")
-    except (KeyError, OSError, ValueError, IndexError, TypeError):
-        return socket.gethostname()
 
 
 def _tell_address(text: str) -> str:

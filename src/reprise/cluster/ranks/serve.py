@@ -1,15 +1,14 @@
 """`reprise serve --tensor-parallel`: the settings it refuses, and the ranks other than 0."""
 
-import json
 import os
 import signal
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from reprise.api.http.ending import RESTARTABLE
 from reprise.cli.refuse import refusals, refuse
+from reprise.cluster.ranks.launcher import JACCL, backend_of, num_ranks_of
 from reprise.core.errors import RepriseError
 from reprise.core.settings import OPTIONS, Settings
 from reprise.disk.folders.bucket import is_url
@@ -31,7 +30,8 @@ _REFUSED = (
 
 def check_rank(settings: Settings, environment: Mapping[str, str]) -> None:
     """Refuse settings that several ranks do not support, and a process that was not started by a launcher."""
-    if not environment.get("MLX_RANK", "").isdecimal() or not environment.get("MLX_HOSTFILE"):
+    backend = backend_of(environment)
+    if backend is None:
         refuse(f"--tensor-parallel needs the ranks of a launcher, with the ring backend. Start it with: {_LAUNCH}")
     plain = Settings(model=settings.model)
     given = [f"--{OPTIONS[name].name}" for name in _REFUSED if getattr(settings, name) != getattr(plain, name)]
@@ -40,15 +40,14 @@ def check_rank(settings: Settings, environment: Mapping[str, str]) -> None:
         refuse("--tensor-parallel keeps prefixes in directories only: give one for --disk-cache, not an object store.")
     if given:
         refuse(f"{' and '.join(given)} cannot be used with --tensor-parallel yet. Start it without.")
+    if backend == JACCL:
+        sys.stderr.write("reprise: the jaccl backend was not measured: the tests run with ring.\n")
 
 
 def least_nbytes_of_rank(nbytes: int, environment: Mapping[str, str]) -> int:
     """The least that this process holds of weights of `nbytes`."""
-    try:
-        hosts = json.loads(Path(environment["MLX_HOSTFILE"]).read_text(encoding="utf-8"))
-        return nbytes // max(1, len(hosts))
-    except (KeyError, OSError, ValueError, TypeError):
-        return 0  # Joining the group reports what is wrong with it.
+    num = num_ranks_of(environment)
+    return 0 if num is None else nbytes // num
 
 
 def leading_rank(settings: Settings) -> "LeadingRank":
