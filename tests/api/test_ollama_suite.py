@@ -102,7 +102,8 @@ ANSWERED = [
 NO_EMBEDDINGS = "language models are served, and no embeddings"
 NO_IMAGES = "models read text only"
 NO_CONTEXT = "`context` is tokens that stand for a chat, which Ollama calls deprecated: the chat itself is reused"
-NO_LIBRARY = "models are fetched by `reprise pull`, and not over HTTP"
+NO_DOWNLOADS = "a server that was not started with --download fetches no model for a client"
+NO_LIBRARY = "there are no Modelfiles to make a model from"
 IMAGE = {"images": ["aGk="]}
 REFUSED = [
     (generate("TestGenerateWithHistory", context=[1, 2]), 400, NO_CONTEXT),
@@ -111,7 +112,7 @@ REFUSED = [
     (chat("TestVision", said("user", "What is it?", **IMAGE)), 400, NO_IMAGES),
     (SuiteRequest(test="TestAPIEmbeddings", path="/api/embeddings", body={"prompt": SKY}), 404, NO_EMBEDDINGS),
     (SuiteRequest(test="TestEmbed", path="/api/embed", body={"input": SKY, "truncate": True}), 404, NO_EMBEDDINGS),
-    (SuiteRequest(test="PullIfMissing", path="/api/pull", body={"name": "smol"}), 404, NO_LIBRARY),
+    (SuiteRequest(test="PullIfMissing", path="/api/pull", body={"name": "smol"}), 403, NO_DOWNLOADS),
     (SuiteRequest(test="TestCreate", path="/api/create", body={"model": "new", "from": "smol"}), 404, NO_LIBRARY),
 ]
 """What is refused, and why. Beside it, tests of Ollama's own scheduler, templates, quantization and speed."""

@@ -27,6 +27,7 @@ VALUES: dict[str, tuple[str, object, object]] = {
     "port": ("0", 0, 0),
     "log_level": ("debug", "debug", "debug"),
     "log_format": ("json", "json", "json"),
+    "log_file": (RECORD, RECORD, RECORD),
     "is_quiet": ("1", True, True),
     "trusts_remote_code": ("1", True, True),
     "adapter_path": ("/anywhere", "/anywhere", "/anywhere"),
@@ -96,6 +97,7 @@ VALUES: dict[str, tuple[str, object, object]] = {
     "drafts": ("auto", "auto", "auto"),
     "mtp": ("off", "off", "off"),
     "draft_model": ("small", "small", "small"),
+    "background": ("never", "never", "never"),
     "prefill_chunk": ("64", 64, 64),
     "max_stall_ms": ("20", 20, 20),
 }

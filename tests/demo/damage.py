@@ -7,6 +7,7 @@ import mlx.core as mx
 from reprise.cache.node import subtree
 from reprise.core.kinds import KvKind
 from reprise.engine.states.payloads import PackedSegment
+from reprise.engine.states.sequence_batch import SequenceBatch
 from reprise.loop.worker import Worker
 
 Entries = mx.array
@@ -38,6 +39,11 @@ def falling_behind(num: int) -> Damage:
         entries[:, :, -num:] = 0
 
     return fall_behind
+
+
+def replace_layer(rows: SequenceBatch, layer: int, other: SequenceBatch) -> None:
+    """Give `rows` the state that `other` has in this layer."""
+    rows.caches = [*rows.caches[:layer], other.caches[layer], *rows.caches[layer + 1 :]]
 
 
 def damage_all(worker: Worker, damage: Damage, *, of: Callable[[KvKind], bool] = lambda kind: True) -> None:

@@ -11,7 +11,7 @@ import reprise
 from reprise.core.job import Sampling
 from reprise.core.kinds import Full
 from reprise.core.prompt import Boundary, BoundaryKind
-from tests.demo.damage import Damage, confuse, damage_all, falling_behind, lose, shift
+from tests.demo.damage import Damage, confuse, damage_all, falling_behind, lose, replace_layer, shift
 from tests.demo.recall_model import FULL, LOOKS_BACK, PERIOD, WINDOWED, continued, loaded, recall_model
 from tests.loop.driving import DrivenEngine, SubmittedJob
 from tests.loop.restarts import Restarts
@@ -74,7 +74,7 @@ def test_the_state_as_it_is_gives_right_answers(num: int) -> None:
 def test_damage_to_one_layer_makes_answers_wrong(damage: str, layer: int) -> None:
     rows, damaged = after(PROMPT[:KNOWN]), DAMAGED[damage]()
     assert rows.lengths == damaged.lengths
-    rows.caches[layer] = damaged.caches[layer]
+    replace_layer(rows, layer, damaged)
     assert answer(rows, PROMPT[KNOWN:]) != continued(PROMPT, NUM)
 
 

@@ -11,7 +11,7 @@ from reprise.lab.bench.words import text
 from reprise.lab.demo import story
 from reprise.lab.demo.facts import FactExchange
 from reprise.lab.demo.turns import OPENING, Message
-from tests.demo.damage import Damage, confuse, damage_all, falling_behind, lose, shift
+from tests.demo.damage import Damage, confuse, damage_all, falling_behind, lose, replace_layer, shift
 from tests.demo.trained import MODEL, after, answer, fresh, loaded, prompt_of, tokenizer
 from tests.loop.driving import DrivenEngine
 from tests.loop.test_audit import audited
@@ -66,11 +66,11 @@ def swap(state: ChatState) -> None:
     """With that of another chat of the same length."""
     other = ChatState(OTHERWISE)
     assert other.rows.lengths == state.rows.lengths
-    state.rows.caches[RECURRENT] = other.rows.caches[RECURRENT]
+    replace_layer(state.rows, RECURRENT, other.rows)
 
 
 def drop(state: ChatState) -> None:
-    state.rows.caches[RECURRENT] = fresh().caches[RECURRENT]
+    replace_layer(state.rows, RECURRENT, fresh())
 
 
 def test_the_state_as_it_is_gives_right_answers() -> None:
@@ -93,7 +93,7 @@ def test_a_recurrent_state_that_is_one_token_behind_takes_a_fact_in_wrong(line: 
     rows, behind = after(prompt[:known]), after(prompt[: known - 1])
     right = f"{told.thought}\n</think>\n\n{told.answer}"
     assert answer(rows.copy_rows([0]), prompt[known:]) == right
-    rows.caches[RECURRENT] = behind.caches[RECURRENT]
+    replace_layer(rows, RECURRENT, behind)
     assert answer(rows, prompt[known:]) != right
 
 
