@@ -76,10 +76,11 @@ matrix: $(VENV)/.can-test ## every architecture of mlx-lm, warm against cold, in
 TRAIN := $(VENV)/train
 STEPS := 1300
 RIGHT := $(if $(filter 1300,$(STEPS)),95,60)
-retrain: $(VENV)/.can-run $(TRAIN)/.made ## train the demo's model anew and evaluate it: make retrain STEPS=150
+retrain: $(VENV)/.can-run $(TRAIN)/.made ## train the demo's model anew, evaluate it, and train its head: make retrain STEPS=150
 	PYTHONPATH=src:. $(TRAIN)/bin/python -m tools.train_demo.train $(TRAIN)/run --steps $(STEPS)
 	PYTHONPATH=src:. $(TRAIN)/bin/python -m tools.train_demo.export $(TRAIN)/run $(TRAIN)/model
 	$(BIN)/python -m tools.train_demo.evaluate $(TRAIN)/model --chats 5 --at-least $(RIGHT)
+	PYTHONPATH=src:. $(TRAIN)/bin/python -m tools.train_demo.train_head $(TRAIN)/head --model $(TRAIN)/model --steps $(STEPS)
 
 $(TRAIN)/.made: $(VENV)/.can-run
 	$(BIN)/python -m venv $(TRAIN)
