@@ -9,7 +9,7 @@ import pytest
 
 from reprise.engine.models.headed import HeadedModel
 from reprise.engine.states.sequence_batch import SequenceBatch
-from tests.models.headed import head_tensors, headed_model, loaded_with_head
+from tests.models.headed import checkpoint_names, head_tensors, headed_model, loaded_with_head
 
 drafter: Any = pytest.importorskip("mlx_vlm.speculative.drafters.qwen3_5_mtp")
 
@@ -42,6 +42,31 @@ def test_a_head_of_qwen_guesses_as_the_drafter_of_mlx_vlm(architecture: str) -> 
     theirs.prefill_from_target_hidden(
         mx.array(TOKENS[None, :-1]), rows.hidden.recent, int(TOKENS[-1]), None, greedy=True
     )
-    own = rows.caches[len(rows.caches) - 1 - len(model.head.layers) : -1]
-    ours = model.head.output(model.embed(mx.array(TOKENS[None, -1:])), rows.hidden.last(mx.zeros((1, 1, 1))), own)
-    assert float(mx.abs(ours - theirs._seed_hidden).max()) < 1e-5
+    assert float(mx.abs(_ours(model, rows) - theirs._seed_hidden).max()) < 1e-5
+
+
+def _ours(model: HeadedModel, rows: SequenceBatch) -> mx.array:
+    """The head's output behind the last token, which is not fed."""
+    assert rows.hidden is not None
+    last = rows.hidden.last(mx.zeros((1, 1, 1)))
+    return model.head.output(model.embed(mx.array(TOKENS[None, -1:])), last, rows.caches[-2:-1])
+
+
+def test_a_head_of_nemotron_guesses_as_the_drafter_of_mlx_vlm() -> None:
+    """Without its check of the model's class, which is mlx-vlm's own."""
+    nemotron: Any = pytest.importorskip("mlx_vlm.speculative.drafters.nemotron_h_mtp.nemotron_h_mtp")
+    configs: Any = pytest.importorskip("mlx_vlm.speculative.drafters.nemotron_h_mtp.config")
+    loaded = loaded_with_head("nemotron_h")
+    model: Any = loaded.model
+    config = json.loads((headed_model("nemotron_h") / "config.json").read_text())
+    theirs = nemotron.NemotronHMTPDraftModel(configs.NemotronHMTPConfig.from_dict({"text_config": config}))
+    stored = checkpoint_names(config, head_tensors(config))
+    weights = {name.removeprefix("mtp."): array for name, array in stored.items()}
+    theirs.load_weights(list(theirs.sanitize(weights).items()))
+    rows = SequenceBatch(loaded.blueprint)
+    rows.forward(model, mx.array(TOKENS[None, :-1]))
+    mx.eval(rows.arrays())
+    assert rows.hidden is not None and rows.hidden.recent is not None
+    embeddings = model.embed(mx.array(TOKENS[None, 1:]))
+    found, _ = theirs._forward_hidden(embeddings, rows.hidden.recent, None, theirs.make_cache())
+    assert float(mx.abs(_ours(model, rows) - found[:, -1:]).max()) < 1e-5

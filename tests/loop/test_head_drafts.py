@@ -33,7 +33,15 @@ KINDS = [
     "gemma3_text+qwen3_5",
     *(
         pytest.param(each, marks=pytest.mark.matrix)
-        for each in ("qwen3_next", "qwen3_5_moe", "deepseek_v3", "llama+llama", "qwen3_5+llama", "mamba2+qwen3_5")
+        for each in (
+            "qwen3_next",
+            "qwen3_5_moe",
+            "deepseek_v3",
+            "nemotron_h",
+            "llama+llama",
+            "qwen3_5+llama",
+            "mamba2+qwen3_5",
+        )
     ),
 ]
 """With recurrent layers, whose snapshots have the hidden state, and with attention alone; and companions."""

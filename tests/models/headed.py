@@ -15,10 +15,11 @@ from reprise.lab.demo.tiny.build import build_model, random_weights
 from tests.models.tiny import CONFIGS
 from tests.zoo.catalogue import ZOO
 
-HEADED = ("qwen3_5", "qwen3_5_moe", "qwen3_next", "glm4_moe", "glm4_moe_lite", "deepseek_v3")
+HEADED = ("qwen3_5", "qwen3_5_moe", "qwen3_next", "glm4_moe", "glm4_moe_lite", "deepseek_v3", "nemotron_h")
 PLACES = {"qwen3_next": "mtp.safetensors", "deepseek_v3": "mtp.safetensors"}
 """Where mlx-lm refuses a checkpoint with the head inside: converted ones, and those with other than 61 layers."""
 _ONE_LAYER = {"num_hidden_layers": 1, "full_attention_interval": 1, "first_k_dense_replace": 0}
+NEMOTRON = {"mtp_hybrid_override_pattern": "*E", "num_nextn_predict_layers": 1}
 _NEXTN = {
     "fc": "eh_proj",
     "pre_fc_norm_embedding": "enorm",
@@ -31,18 +32,20 @@ _NEXTN = {
 def config_of(architecture: str) -> dict[str, Any]:
     found = CONFIGS.get(architecture) or ZOO[architecture]
     assert isinstance(found, Mapping), architecture
-    return dict(found)
+    return dict(found) | (NEMOTRON if architecture == "nemotron_h" else {})
 
 
 def head_tensors(config: Mapping[str, Any], *, seed: int = 7) -> dict[str, mx.array]:
     """Random weights of a head for a model with this configuration, as converted for MLX, by Qwen's names."""
     text = config.get("text_config", config)
     small = {**text, **_ONE_LAYER}
+    if "mtp_hybrid_override_pattern" in text:
+        small |= {"num_hidden_layers": 2, "hybrid_override_pattern": list(text["mtp_hybrid_override_pattern"])}
     one = {**config, "text_config": small} if "text_config" in config else small
     layers = {
-        "layers.0." + name.partition("layers.0.")[2]: array
+        "layers." + name.partition("layers.")[2]: array
         for name, array in random_weights(one, seed=seed).items()
-        if "layers.0." in name
+        if "layers." in name
     }
     width = text["hidden_size"]
     keys = mx.random.split(mx.random.key(seed + 1), 4)
@@ -58,12 +61,22 @@ def checkpoint_names(config: Mapping[str, Any], tensors: Mapping[str, mx.array])
     """These tensors by the names that they have in a checkpoint of the whole model."""
     if str(config["model_type"]).startswith("qwen"):
         return {f"mtp.{name}": array for name, array in tensors.items()}
+    if config["model_type"] == "nemotron_h":
+        return {"mtp." + _in_blocks(name): array for name, array in tensors.items()}
     prefix = f"model.layers.{config['num_hidden_layers']}."
     found: dict[str, mx.array] = {}
     for name, array in tensors.items():
         part, _, rest = name.partition(".")
         found[prefix + (name.removeprefix("layers.0.") if part == "layers" else f"{_NEXTN[part]}.{rest}")] = array
     return found
+
+
+def _in_blocks(name: str) -> str:
+    """Nemotron's name: in the first and the last block stands what is beside the layers."""
+    part, _, rest = name.partition(".")
+    if part == "layers":
+        return name
+    return f"layers.1.final_layernorm.{rest}" if part == "norm" else f"layers.0.{_NEXTN[part]}.{rest}"
 
 
 @functools.cache

@@ -35,25 +35,36 @@ class Head(nn.Module):
         """The hidden states from which the tokens after the next ones are guessed, shape ``(rows, n, width)``."""
         both = [self.pre_fc_norm_embedding(embeddings), self.pre_fc_norm_hidden(hidden)]
         x = self.fc(mx.concatenate(both, axis=-1))
-        for layer, state in zip(self.layers, cache, strict=True):
-            mask = create_attention_mask(x, state, return_array=self._needs_array)
+        states, has_cache = iter(cache), self.has_cache
+        for layer, attends in zip(self.layers, has_cache, strict=True):
+            state = next(states) if attends else None
+            mask = create_attention_mask(x, state, return_array=self._needs_array) if attends else None
             x = cast(Any, layer)(x, mask=mask, cache=state)
         return self.norm(x)
+
+    @property
+    def has_cache(self) -> list[bool]:
+        """Whether each layer attends: some families have blocks of experts alone."""
+        return [getattr(layer, "block_type", "*") == "*" for layer in self.layers]
 
 
 class HeadedModel(nn.Module):
     """A model of mlx-lm and its head. The caches are the model's, then the head's, then the last hidden state."""
 
-    def __init__(self, model: nn.Module, head: Head, *, text_at: str) -> None:
-        """`text_at`: the attribute of the model that has the language model; empty: it is that itself."""
+    def __init__(
+        self, model: nn.Module, head: Head, *, text_at: str, body: str = "model", embedding: str = "embed_tokens"
+    ) -> None:
+        """`text_at`: the attribute of the model that has the language model; empty: it is that itself. `body`: that
+        one's attribute without the output matrix, and `embedding` what it embeds tokens with."""
         super().__init__()
         self.model = model
         self.head = head
-        self._text_at = text_at
+        self._text_at, self._body, self._embedding = text_at, body, embedding
+        self._num_own = sum(head.has_cache)
 
     def __call__(self, inputs: mx.array, *, cache: list[Any]) -> mx.array:
-        num = len(self.head.layers)
-        hidden = self._text.model(inputs, cache[: -num - 1])
+        num = self._num_own
+        hidden = getattr(self._text, self._body)(inputs, cache=cache[: -num - 1])
         last = cast(HiddenLayer, cache[-1])
         # Only the entries of the head are evaluated: what it guesses behind each token is not asked for here.
         self.head.output(self.embed(inputs), last.follow(hidden), cache[-num - 1 : -1])
@@ -73,7 +84,7 @@ class HeadedModel(nn.Module):
         `hidden`: the hidden states behind all of `tokens` but the last, if there are others. `choose`: the token for
         some logits, so many tokens later.
         """
-        own, last = cache[-len(self.head.layers) - 1 : -1], cast(HiddenLayer, cache[-1])
+        own, last = cache[-self._num_own - 1 : -1], cast(HiddenLayer, cache[-1])
         embeddings = self.embed(mx.array([list(tokens)]))
         before = last.last(embeddings)
         if hidden is not None:
@@ -91,12 +102,16 @@ class HeadedModel(nn.Module):
         return guessed
 
     def embed(self, tokens: mx.array) -> mx.array:
-        return self._text.model.embed_tokens(tokens)
+        return self._embed(tokens)
 
     def logits(self, hidden: mx.array) -> mx.array:
         """The output for hidden states behind the last norm, the model's or the head's."""
         text = self._text
-        return text.lm_head(hidden) if "lm_head" in text else text.model.embed_tokens.as_linear(hidden)
+        return text.lm_head(hidden) if "lm_head" in text else self._embed.as_linear(hidden)
+
+    @property
+    def _embed(self) -> Any:
+        return getattr(getattr(self._text, self._body), self._embedding)
 
     @property
     def _text(self) -> Any:
@@ -114,8 +129,8 @@ def blueprint_with_head(model: nn.Module, *, kv_bits: int | None = None, kv_grou
 
 
 class _Layers(nn.Module):
-    """A head's layers, as mlx-lm looks at a model: a cache of plain attention for each."""
+    """A head's layers that attend, as mlx-lm looks at a model: a cache of plain attention for each."""
 
     def __init__(self, head: Head) -> None:
         super().__init__()
-        self.layers = head.layers
+        self.layers = [layer for layer, attends in zip(head.layers, head.has_cache, strict=True) if attends]

@@ -26,8 +26,6 @@ from reprise.engine.models.model_files import HEADS_BESIDE, WEIGHTS, read_config
 
 log = logging.getLogger(__name__)
 
-_LAYER = "model.layers.0."
-"""The name of the first layer in a checkpoint of a whole model."""
 _NORM = re.compile(r"norm[^.]*\.weight$")
 _EXPERT = re.compile(r"(.+)\.experts\.(\d+)\.(\w+_proj\.\w+)")
 _MX_FORMATS = {32: "mxfp", 16: "nvfp"}
@@ -39,8 +37,8 @@ class HeadFormat:
     """How a family of models stores its head. All of them continue from the hidden state behind the last norm.
 
     `text_at`: the attribute of mlx-lm's model that has the language model. `prefixes`: regular expressions of what
-    stands before the names of a head's tensors. `names`: how those begin, and how in `Head`. `one_layer`: the
-    configuration under which the family's model is that of the head's one layer.
+    stands before the names of a head's tensors. `names`: how those begin, another regular expression, and how in
+    `Head`. `one_layer`: the configuration under which the family's model is that of the head's layer alone.
     """
 
     text_at: str = ""
@@ -54,6 +52,13 @@ class HeadFormat:
     norm_offset: float = 0.0
     """What is added to the weights of norms in a checkpoint that was not converted for MLX."""
     needs_array: bool = False
+    body: str = "model"
+    """The attribute of the language model that has embedding, layers and the last norm."""
+    embedding: str = "embed_tokens"
+    eps: str = "rms_norm_eps"
+    """The key of the configuration that has what norms add."""
+    pattern: str = ""
+    """The key that has the kinds of the head's layers, where it has several; "": it is one layer."""
 
 
 _QWEN = HeadFormat(
@@ -65,12 +70,11 @@ _QWEN = HeadFormat(
 )
 _QWEN3_NEXT = replace(_QWEN, text_at="", one_layer={**_QWEN.one_layer, "decoder_sparse_step": 1, "mlp_only_layers": []})
 _NEXTN_NAMES = {
-    "eh_proj.": "fc.",
-    "enorm.": "pre_fc_norm_embedding.",
-    "hnorm.": "pre_fc_norm_hidden.",
-    "shared_head.norm.": "norm.",
-    "shared_head_norm.": "norm.",
-    "mtp_block.": "layers.0.",
+    r"eh_proj\.": "fc.",
+    r"enorm\.": "pre_fc_norm_embedding.",
+    r"hnorm\.": "pre_fc_norm_hidden.",
+    r"shared_head[._]norm\.": "norm.",
+    r"mtp_block\.": "layers.0.",
     "": "layers.0.",
 }
 _NEXTN = HeadFormat(
@@ -82,6 +86,21 @@ _NEXTN = HeadFormat(
     promised_by="num_nextn_predict_layers",
 )
 _NEXTN_LATENT = replace(_NEXTN, needs_array=True)
+_NEMOTRON = HeadFormat(
+    prefixes=(r"(?:language_model\.)?mtp\.",),
+    names={
+        r"layers\.\d+\.eh_proj\.": "fc.",
+        r"layers\.\d+\.enorm\.": "pre_fc_norm_embedding.",
+        r"layers\.\d+\.hnorm\.": "pre_fc_norm_hidden.",
+        r"layers\.\d+\.final_layernorm\.": "norm.",
+    },
+    one_layer={},
+    promised_by="num_nextn_predict_layers",
+    body="backbone",
+    embedding="embeddings",
+    eps="layer_norm_epsilon",
+    pattern="mtp_hybrid_override_pattern",
+)
 
 FORMATS: Mapping[str, HeadFormat] = {
     "qwen3_5": _QWEN,
@@ -90,6 +109,7 @@ FORMATS: Mapping[str, HeadFormat] = {
     "glm4_moe": _NEXTN,
     "glm4_moe_lite": _NEXTN_LATENT,
     "deepseek_v3": _NEXTN_LATENT,
+    "nemotron_h": _NEMOTRON,
 }
 """By architecture."""
 
@@ -143,7 +163,8 @@ def attach_head(
             raise LoadFailed(f"--mtp {mtp}: {error}") from error
         return model, HeadFacts(reason=str(error))
     nbytes = sum(array.nbytes for _, array in tree_flatten(head.parameters()))
-    return HeadedModel(model, head, text_at=form.text_at), HeadFacts(place=stored.place, nbytes=nbytes)
+    headed = HeadedModel(model, head, text_at=form.text_at, body=form.body, embedding=form.embedding)
+    return headed, HeadFacts(place=stored.place, nbytes=nbytes)
 
 
 def look_for_head(config: Mapping[str, Any], directory: Path, *, mtp: str) -> HeadFacts | None:
@@ -238,8 +259,8 @@ def _stored(
 
 def _name(stored: str, form: HeadFormat) -> str:
     for theirs, ours in form.names.items():
-        if stored.startswith(theirs):
-            return ours + stored.removeprefix(theirs)
+        if (match := re.match(theirs, stored)) is not None:
+            return ours + stored[match.end() :]
     return stored
 
 
@@ -247,16 +268,20 @@ def _name(stored: str, form: HeadFormat) -> str:
 
 
 def _one_layer(config: Mapping[str, Any]) -> nn.Module:
-    """A model of the head's one layer, of the same family."""
+    """A model of the head's layer alone, of the same family."""
     form = FORMATS[str(config["model_type"])]
     model_class, arguments = mlx_lm_utils._get_classes(dict(config))  # pyright: ignore[reportPrivateUsage]
-    given = {"text_config": {**_text_of(config), **form.one_layer}} if "text_config" in config else form.one_layer
+    own = dict(form.one_layer)
+    if form.pattern:
+        kinds = list(_text_of(config)[form.pattern])
+        own |= {"hybrid_override_pattern": kinds, "num_hidden_layers": len(kinds)}
+    given = {"text_config": {**_text_of(config), **own}} if "text_config" in config else own
     return cast(nn.Module, model_class(arguments.from_dict({**config, **given})))
 
 
 def _of_layers(one: nn.Module, form: HeadFormat, config: Mapping[str, Any]) -> Head:
     text = _text_of(config)
-    width, eps = int(text["hidden_size"]), float(text["rms_norm_eps"])
+    width, eps = int(text["hidden_size"]), float(text[form.eps])
     return Head(list(cast(Any, one).layers), width=width, eps=eps, needs_array=form.needs_array)
 
 
@@ -266,9 +291,9 @@ def _read(stored: _Stored, form: HeadFormat, config: Mapping[str, Any]) -> Head:
         one = _one_layer(config)
         tensors = _converted(stored, one, form)
         num = 1 + max((int(name.split(".")[1]) for name in tensors if name.startswith("layers.")), default=0)
-        if num > 1:
-            raise LoadFailed(f"the head in {stored.place} has {num} layers, and only those with one are known")
         head = _of_layers(one, form, config)
+        if num > len(head.layers):
+            raise LoadFailed(f"the head in {stored.place} has {num} layers, and only those with one are known")
         _quantise(head, tensors)
         head.load_weights(list(tensors.items()))
     except LoadFailed:
@@ -285,9 +310,9 @@ def _converted(stored: _Stored, one: nn.Module, form: HeadFormat) -> dict[str, m
     norms = {name: array for name, array in stored.tensors.items() if _NORM.search(name) and array.ndim == 1}
     rest = {name: array for name, array in stored.tensors.items() if name not in norms}
     outer = {name: array for name, array in rest.items() if not name.startswith("layers.")}
-    inner = {_LAYER + name.removeprefix("layers.0."): rest[name] for name in rest if name not in outer}
+    inner = {f"{form.body}.{name}": array for name, array in rest.items() if name not in outer}
     sanitized = cast(dict[str, mx.array], cast(Any, one).sanitize(inner)) if hasattr(one, "sanitize") else inner
-    own = {"layers.0." + name.partition("layers.0.")[2]: array for name, array in _stacked(sanitized).items()}
+    own = {"layers." + name.partition("layers.")[2]: array for name, array in _stacked(sanitized).items()}
     offset = 0.0 if stored.is_converted else form.norm_offset
     return {**outer, **own, **{name: array + offset if offset != 0 else array for name, array in norms.items()}}
 
