@@ -3,10 +3,11 @@
     python -m bench.device [--minutes 8] [--tiny] [--json device.json]
 
 Models with random 4-bit weights and real dimensions: a dense one of 1B, a hybrid of 4B, a small mixture of experts. For
-each: prefill and decode in tokens a second, ours through the whole engine loop, theirs through `stream_generate`; what
-the engine's thread works for one decode step; restoring and storing a prompt's state, as a ratio to copying as many
-bytes. At last the same steps of a model of no size, where all time is the host's. What does not fit into the memory or
-the time is said and left out. `--tiny` runs all of it on models of no size.
+each: prefill and decode in tokens a second, ours through the whole engine loop, theirs through `stream_generate`;
+what the engine's thread works for one decode step; restoring and storing a prompt's state, as a ratio to copying as
+many bytes; where a model has a head (MTP), what a guess and passes over several tokens cost, from which follows what
+drafts bring at which acceptance. At last the same steps of a model of no size, where all time is the host's. What
+does not fit into the memory or the time is said and left out. `--tiny` runs all of it on models of no size.
 """
 
 import argparse
@@ -42,6 +43,7 @@ from reprise.core.prompt import BoundaryKind, Prompt
 from reprise.core.settings import Settings
 from reprise.core.tokens import Tokens, as_tokens
 from reprise.engine.memory import computing_device, device_bytes
+from reprise.engine.models.heads import FORMATS
 from reprise.engine.states.sequence_batch import SequenceBatch, SequenceSource
 from reprise.lab.demo.tiny.build import thinking_template, write_tokenizer
 from reprise.lab.demo.tiny.tokenizer import MARKUP, demo_texts, train_tokenizer
@@ -130,6 +132,8 @@ _SMALL: Mapping[str, Any] = {
 }
 _NO_SIZE = "no size"
 _PREFILL_S = 12.0
+_PASSES = (1, 2, 4, 8)
+"""Sizes of passes that verify drafts."""
 _MEASURING = 0.7
 """Of a model's time; the rest is for restoring and storing, and for what takes longer than expected."""
 _FREE_BUFFERS = mx.set_cache_limit(0)
@@ -229,8 +233,8 @@ def _tokenizer() -> Any:
 class Ours:
     """The engine loop, one request at a time."""
 
-    def __init__(self, directory: Path) -> None:
-        self._loop = EngineClient(Settings(model=str(directory), settles=False, is_audit_off=True))
+    def __init__(self, directory: Path, *, mtp: str = "off") -> None:
+        self._loop = EngineClient(Settings(model=str(directory), settles=False, is_audit_off=True, mtp=mtp))
         self.vocab_size = self._loop.start().vocab_size
         self._num = 0
 
@@ -403,6 +407,15 @@ def measure(name: str, config: Mapping[str, Any], effort: Effort, *, end_s: floa
         mx.set_cache_limit(_FREE_BUFFERS)
         theirs = their_speeds(directory, length, effort, vocab_size=vocab_size)
         _give_back()
+        costs: dict[str, float] = {}
+        if write_head(directory, config):
+            headed = Ours(directory, mtp="auto")
+            try:
+                costs = headed.ask(lambda worker: guess_costs(worker, tokens))
+            finally:
+                headed.close()
+            del headed
+            _give_back()
     state = f"{nbytes / 1e6:,.0f} MB"
     return [
         Measured(model=name, what=f"prefill of {length}", unit="tokens/s", ours=prefill, theirs=theirs[0]),
@@ -410,6 +423,7 @@ def measure(name: str, config: Mapping[str, Any], effort: Effort, *, end_s: floa
         Measured(model=name, what="host time of a decode step", unit="ms", ours=host_ms, theirs=theirs[2]),
         Measured(model=name, what="restore", unit="of a copy", ours=restored, theirs=1.0, note=state),
         Measured(model=name, what="store", unit="of a copy", ours=stored, theirs=1.0, note=state),
+        *(Measured(model=name, what=what, unit="of a pass", ours=cost) for what, cost in costs.items()),
     ]
 
 
@@ -421,6 +435,41 @@ def step_of_nothing(config: Mapping[str, Any], effort: Effort, *, end_s: float) 
         return lines
     step = Measured(model=_NO_SIZE, what="decode step", unit="ms", ours=1000 / decode.ours, theirs=1000 / decode.theirs)
     return [step]
+
+
+def write_head(directory: Path, config: Mapping[str, Any]) -> bool:
+    """A head with random weights beside the model's. False if its family has none that is known."""
+    form = FORMATS.get(str(config["model_type"]))
+    text = config.get("text_config")
+    if form is None or text is None:
+        return False
+    width = int(text["hidden_size"])
+    layer = dict(tree_flatten(lazy_model({**config, "text_config": {**text, **form.one_layer}}).parameters()))
+    weights = {"mtp." + name[name.index("layers.0.") :]: value for name, value in layer.items() if "layers.0." in name}
+    mixed = mx.quantize(mx.random.normal((width, 2 * width)).astype(mx.bfloat16), GROUP, BITS)
+    weights |= {f"mtp.fc.{part}": value for part, value in zip(("weight", "scales", "biases"), mixed, strict=True)}
+    for name in ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm"):
+        weights[f"mtp.{name}.weight"] = mx.ones((width,), dtype=mx.bfloat16)
+    mx.eval(weights)
+    mx.save_safetensors(str(directory / "mtp.safetensors"), weights, metadata={"format": "mlx"})
+    return True
+
+
+def guess_costs(worker: Worker, tokens: Tokens) -> dict[str, float]:
+    """What a guess and passes over several tokens cost behind this prompt, in passes over one token."""
+    runner = worker.runner
+    live = runner.begin()
+    try:
+        for at in range(0, len(tokens) - 1, 512):
+            runner.prefill([live], [tokens[at : min(at + 512, len(tokens) - 1)]])
+        job = Job(id="guess", prompt=Prompt(tokens=tokens), max_tokens=64, sampling=Sampling(temperature=0.0))
+        runner.begin_decode(live, job)
+        guess_s = _quickest_s(lambda: runner.guess(live, 4)) / 4
+        passes = {size: _quickest_s(lambda size=size: runner.logits(live, tokens[:size])) for size in _PASSES}
+    finally:
+        runner.drop(live)
+    one_s = passes.pop(1)
+    return {"a guess": guess_s / one_s} | {f"pass over {size} tokens": s / one_s for size, s in passes.items()}
 
 
 def _give_back() -> None:

@@ -168,7 +168,7 @@ def test_right_guesses_are_taken_and_wrong_ones_undone(
     answer = drafting.run(prompt, num=40)
     assert answer.tokens == expected.tokens
     if wrong_each == 0:
-        assert answer.end.outcome.num_accepted >= 30
+        assert answer.end.outcome.num_accepted >= 20
     # The next turn resumes behind the answer, whatever became of its last draft.
     following = [*prompt, *answer.tokens, 8, 8, 8]
     ends = [engine.run(following, num=6) for engine in (drafting, plain)]
