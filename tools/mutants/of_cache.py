@@ -308,6 +308,13 @@ WORTH = (
         _POLICY,
     ),
     _mutant(
+        "EvictionOrder.advance",
+        "what is due again at once is re-evaluated without an end",
+        "due.append(checkpoint)",
+        "self.place(checkpoint)",
+        _POLICY[:1],
+    ),
+    _mutant(
         "EvictionOrder.candidate",
         "the cost of a checkpoint is counted from the beginning",
         "checkpoint.position - resume_at",
