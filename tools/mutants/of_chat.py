@@ -6,6 +6,7 @@ _LEARNT = ("tests/chat/test_learnt_calls.py",)
 _LEARNT_THINKING = ("tests/chat/test_learnt_thinking.py",)
 _IDS = ("tests/chat/test_call_ids.py",)
 _GRAMMARS = ("tests/chat/test_grammars.py",)
+_ABRIDGED = ("tests/chat/test_abridged.py",)
 _MALFORMED = ("tests/api/test_malformed_calls.py",)
 _OTHER_ROUTES = ("tests/api/test_other_routes.py",)
 
@@ -15,6 +16,20 @@ def _mutant(function: str, name: str, old: str, new: str, tests: tuple[str, ...]
 
 
 CHAT_MUTANTS = (
+    _mutant(
+        "_middle",
+        "a kind of message that only the middle of a chat has is left out",
+        "last_new = index",
+        "last_new = region",
+        _ABRIDGED,
+    ),
+    _mutant(
+        "AbridgedChat._short",
+        "a chat whose middle was edited is rendered with the prompt's",
+        "tuple(messages[:stop]) != self._context.request.messages[:stop]",
+        "False",
+        _ABRIDGED,
+    ),
     _mutant(
         "_call_start",
         "a call begins with what begins a message too",
