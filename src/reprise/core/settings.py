@@ -6,6 +6,7 @@ Command line, environment, configuration file, `reprise config` and docs/options
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Annotated, Any, get_type_hints
 
 from reprise.core.options import (
@@ -53,20 +54,11 @@ _COUNT = number(least=1)
 _SECONDS = number(is_whole=False, least=0.1, most=10**6, metavar="SECONDS")
 
 
-def _server(name: str, kind: OptionKind, text: str, *, is_secret: bool = False) -> Option:
-    return Option(name=name, group=OptionGroup.SERVER, help=text, kind=kind, is_secret=is_secret)
+def _option(group: OptionGroup, name: str, kind: OptionKind, text: str, *, is_secret: bool = False) -> Option:
+    return Option(name=name, group=group, help=text, kind=kind, is_secret=is_secret)
 
 
-def _answers(name: str, kind: OptionKind, text: str) -> Option:
-    return Option(name=name, group=OptionGroup.ANSWERS, help=text, kind=kind)
-
-
-def _reuse(name: str, kind: OptionKind, text: str) -> Option:
-    return Option(name=name, group=OptionGroup.REUSE, help=text, kind=kind)
-
-
-def _load(name: str, kind: OptionKind, text: str) -> Option:
-    return Option(name=name, group=OptionGroup.LOAD, help=text, kind=kind)
+_server, _answers, _reuse, _load = (partial(_option, group) for group in OptionGroup)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
