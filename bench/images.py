@@ -8,9 +8,7 @@ another family of `tests/vision/families.py`.
 import argparse
 import base64
 import random
-import struct
 import tempfile
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +16,7 @@ from typing import Any
 
 import httpx
 
+from reprise.engine.models.vision import image_of_pixels
 from reprise.lab.bench.server_process import server
 
 _TURNS = 20
@@ -39,14 +38,8 @@ class SeenTurn:
 
 def picture(seed: int, side: int = 128) -> str:
     """A picture of noise, as a data URL of a PNG file."""
-    noise = random.Random(seed)
-    lines = b"".join(b"\0" + noise.randbytes(3 * side) for _ in range(side))
-    header = struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0)
-    chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(lines)), (b"IEND", b""))
-    file = b"\x89PNG\r\n\x1a\n" + b"".join(
-        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data)) for kind, data in chunks
-    )
-    return "data:image/png;base64," + base64.b64encode(file).decode()
+    image = image_of_pixels(random.Random(seed).randbytes(3 * side * side), side, side)
+    return "data:image/png;base64," + base64.b64encode(image.content).decode()
 
 
 def chat(client: httpx.Client) -> list[SeenTurn]:

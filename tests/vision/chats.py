@@ -1,7 +1,6 @@
 """Chats with pictures, as prompts of a model that sees, and logits of their walks through a prefix cache."""
 
 import functools
-import io
 import itertools
 from collections.abc import Sequence
 from typing import Any
@@ -10,11 +9,12 @@ import mlx.core as mx
 import numpy as np
 
 from reprise.cache.prefix_cache import PrefixCache
-from reprise.core.images import Image, PromptImage, digest_of, outside, path_tokens
+from reprise.core.images import Image, PromptImage, outside, path_tokens
 from reprise.core.job import Job, Sampling
 from reprise.core.prompt import BoundaryKind, Prompt
 from reprise.core.tokens import Span, as_tokens, join_tokens
 from reprise.engine.models.load import LoadedModel, load_model
+from reprise.engine.models.vision import image_of_pixels
 from reprise.engine.running.runner import LiveSequence, Runner
 from tests.vision.tiny import seeing_model
 
@@ -32,13 +32,7 @@ def seeing(name: str) -> LoadedModel:
 @functools.cache
 def picture(seed: int, width: int = 96, height: int = 64) -> Image:
     """A picture of noise, as a PNG file."""
-    from PIL import Image as Pictures  # noqa: PLC0415 (an extra)
-
-    noise = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
-    file = io.BytesIO()
-    Pictures.fromarray(noise).save(file, "png")
-    content = file.getvalue()
-    return Image(content=content, digest=digest_of(content), width=width, height=height)
+    return image_of_pixels(np.random.default_rng(seed).bytes(3 * width * height), width, height)
 
 
 Part = str | Image

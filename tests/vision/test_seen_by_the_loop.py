@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+from weakref import ref
 
 import pytest
 
@@ -18,7 +19,7 @@ from reprise.core.prompt import Boundary, BoundaryKind, Prompt
 from reprise.core.sizes import Bytes
 from reprise.engine.models.load import load_model
 from reprise.loop.worker import Worker
-from tests.loop.driving import DrivenEngine, SubmittedJob
+from tests.loop.driving import PATIENCE_S, DrivenEngine, SubmittedJob
 from tests.loop.test_drafts import make_passes_free
 from tests.vision.chats import Part, a_seeing_job, picture, prompt_of, seeing
 from tests.vision.families import FAMILIES, FURTHER
@@ -308,4 +309,21 @@ def test_a_request_that_has_ended_holds_no_image() -> None:
         return [features.find(image) is None for image in (ONE, OTHER)]
 
     assert engine.ask(released) == [True, False]
+    engine.close()
+
+
+def test_weights_come_and_go_with_their_tower_and_what_was_seen_stays() -> None:
+    directory = str(seeing_model("qwen3_5"))
+    engine = SeeingEngine("qwen3_5", load=lambda: load_model(directory))
+    tower = ref(engine.model.model)
+    del engine.model
+    turns: list[Any] = [["Look: ", ONE, "What is on it?"]]
+    first = engine.answer(stable(engine.chat(*turns)))
+    engine.loop.dismiss().result(PATIENCE_S)
+    assert tower() is None, "nothing beside the model holds its weights"
+    prompt = engine.chat(*turns, engine.spoken(first), ["And ", ONE, "?"])
+    warm = engine.answer(prompt)
+    assert warm.end.outcome.num_reused > prompt.images[0].span.stop
+    assert engine.num_encoded == 1
+    assert warm.tokens == engine.cold_answer(prompt)
     engine.close()

@@ -5,6 +5,7 @@ from typing import Any
 
 from mlx import nn
 
+def get_model_type(config: dict[str, Any]) -> str | None: ...
 def get_model_and_args(config: dict[str, Any]) -> tuple[ModuleType, str]: ...
 def update_module_configs(
     model_config: Any, model_class: ModuleType, config: dict[str, Any], modules: list[str]

@@ -57,9 +57,14 @@ def why_blind(config: Mapping[str, Any], *, has_tower: bool, images: str = "auto
 
 def blank_image(width: int, height: int) -> Image:
     """An image of one colour, as a PNG file."""
-    line = b"\0" + bytes(3 * width)
+    return image_of_pixels(bytes(3 * width * height), width, height)
+
+
+def image_of_pixels(pixels: bytes, width: int, height: int) -> Image:
+    """An image of these pixels, row by row in RGB, as a PNG file."""
+    lines = b"".join(b"\0" + pixels[3 * width * row : 3 * width * (row + 1)] for row in range(height))
     header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(line * height)), (b"IEND", b""))
+    chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(lines)), (b"IEND", b""))
     content = b"\x89PNG\r\n\x1a\n" + b"".join(
         struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data)) for kind, data in chunks
     )

@@ -12,6 +12,7 @@ import logging
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from threading import Lock
 from typing import Any, cast
@@ -55,6 +56,10 @@ _TRIAL_PIXELS = (96, 64)
 
 def supports(config: Mapping[str, Any]) -> bool:
     """Whether mlx-vlm has a model of this type whose images enter as rows of embeddings."""
+    kind = vlm_utils.get_model_type(dict(config))
+    # Asked first: mlx-vlm logs an error of its own for a type that it does not have.
+    if kind is None or find_spec(f"mlx_vlm.models.{kind}") is None:
+        return False
     try:
         module, _ = vlm_utils.get_model_and_args(dict(config))
     except (ImportError, KeyError, ValueError):
@@ -86,7 +91,8 @@ class VlmModel(SeeingModel):
         found = _input_embeddings_of(self.whole, prepared.inputs)
         at = mx.array(prepared.first + prepared.places)
         deep = tuple(found.deepstack_visual_embeds) if found.deepstack_visual_embeds is not None else ()
-        rows = found.inputs_embeds[0][at]
+        # Some make them wider than the embeddings among which they stand.
+        rows = found.inputs_embeds[0][at].astype(self.embed(mx.array([[0]])).embeds.dtype)
         mx.eval(rows, deep)
         return ImageFeatures(rows=rows, deep=deep, places=prepared.places)
 
