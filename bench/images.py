@@ -2,12 +2,15 @@
 
 The oracle remembers everything: a turn costs it what the turn adds to the prompt and answer before. Counts are exact.
 Exits with 1 unless computed / oracle is 1.00 and the tower ran once for each distinct image. With `--family`, for
-another family of `tests/vision/families.py`.
+another family of `tests/vision/families.py`; with `--beside`, the same chat with mlx-vlm's own server, too, with its
+prefix cache on.
 """
 
 import argparse
 import base64
+import os
 import random
+import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,7 +20,7 @@ from typing import Any
 import httpx
 
 from reprise.engine.models.vision import image_of_pixels
-from reprise.lab.bench.server_process import server
+from reprise.lab.bench.server_process import ServerProcess, free_port, server
 
 _TURNS = 20
 _NUM = 12
@@ -42,8 +45,8 @@ def picture(seed: int, side: int = 128) -> str:
     return "data:image/png;base64," + base64.b64encode(image.content).decode()
 
 
-def chat(client: httpx.Client) -> list[SeenTurn]:
-    """The chat, turn by turn."""
+def chat(client: httpx.Client, model: str = "") -> list[SeenTurn]:
+    """The chat, turn by turn. `model`: its name for the server, where that asks."""
     messages: list[dict[str, Any]] = []
     turns: list[SeenTurn] = []
     for turn in range(_TURNS):
@@ -51,7 +54,8 @@ def chat(client: httpx.Client) -> list[SeenTurn]:
         if turn in _IMAGES:
             content.insert(0, {"type": "image_url", "image_url": {"url": picture(_IMAGES[turn])}})
         messages.append({"role": "user", "content": content})
-        body = {"messages": messages, "temperature": 0, "max_tokens": _NUM}
+        named = {"model": model} if model else {}
+        body = {"messages": messages, "temperature": 0, "max_tokens": _NUM, **named}
         response = client.post("/v1/chat/completions", json=body)
         response.raise_for_status()
         reply: dict[str, Any] = response.json()
@@ -75,9 +79,28 @@ def encoded(client: httpx.Client) -> int:
     return sum(int(float(line.split()[-1])) for line in lines if line.startswith("reprise_encoded_images_total"))
 
 
+def beside(directory: Path) -> str:
+    """What mlx-vlm's server computes for the same chat, in words."""
+    port = free_port()
+    command = (sys.executable, "-m", "mlx_vlm.server", "--host", "127.0.0.1", "--model", str(directory))
+    url = f"http://127.0.0.1:{port}"
+    os.environ |= {"APC_ENABLED": "1", "HF_HUB_OFFLINE": "1"}
+    with (
+        ServerProcess((*command, "--port", str(port)), url=url),
+        httpx.Client(base_url=url, timeout=60.0) as client,
+    ):
+        try:
+            turns = chat(client, str(directory))
+        except httpx.HTTPStatusError as error:
+            return f"answers {error.response.status_code}: {error.response.text[:120]}"
+    computed = sum(turn.computed for turn in turns)
+    return f"computed {computed:,}, oracle {sum(oracle(turns)):,}: {computed / sum(oracle(turns)):.2f}"
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--family", default="qwen3_5")
+    parser.add_argument("--beside", action="store_true", help="also mlx-vlm's server")
     options = parser.parse_args()
     from tests.vision.families import FAMILIES, FURTHER  # noqa: PLC0415 (the extra)
     from tests.vision.tiny import write_seeing_model  # noqa: PLC0415
@@ -88,6 +111,7 @@ def main() -> int:
         with server(directory, "--no-audit", "--no-settle") as client:
             turns = chat(client)
             runs = encoded(client)
+        other = beside(directory) if options.beside else None
     least = oracle(turns)
     ratio = sum(turn.computed for turn in turns) / sum(least)
     print(
@@ -95,6 +119,8 @@ def main() -> int:
     )
     print(f"  computed {sum(turn.computed for turn in turns):,}, oracle {sum(least):,}: {ratio:.2f}")
     print(f"  tower runs {runs}, distinct images {len(set(_IMAGES.values()))}")
+    if other is not None:
+        print(f"  mlx-vlm's server: {other}")
     for number, (turn, needed) in enumerate(zip(turns, least, strict=True)):
         if turn.computed != needed:
             print(f"  turn {number}: computed {turn.computed}, oracle {needed}")
