@@ -28,6 +28,7 @@ from tools.mutants.of_deploy import DEPLOY_MUTANTS
 from tools.mutants.of_disk import DISK_MUTANTS
 from tools.mutants.of_drafts import DRAFTS_MUTANTS
 from tools.mutants.of_engine import ENGINE_MUTANTS
+from tools.mutants.of_images import IMAGE_MUTANTS
 from tools.mutants.of_loop import LOOP_MUTANTS
 from tools.mutants.of_ranks import RANK_MUTANTS
 from tools.mutants.of_schedule import SCHEDULE_MUTANTS
@@ -50,6 +51,7 @@ MUTANTS = (
     *RANK_MUTANTS,
     *BENCH_MUTANTS,
     *VISION_MUTANTS,
+    *IMAGE_MUTANTS,
 )
 ROOT = Path(__file__).resolve().parents[2]
 TIME_LIMIT_S = 180
