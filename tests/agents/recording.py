@@ -89,12 +89,18 @@ def recording() -> Generator[ExchangeRecorder | None]:
 
 
 def write(
-    recorder: ExchangeRecorder | None, name: str, *, source: str, answers: list[Mapping[str, Any]], tool: str
+    recorder: ExchangeRecorder | None,
+    name: str,
+    *,
+    source: str,
+    answers: list[Mapping[str, Any]],
+    tool: str | None = None,
 ) -> None:
-    """Keep the tool loop that came since the last time: a request for each answer, all with the tool `tool`."""
+    """Keep the loop that came since the last time: a request for each answer, all with the tool `tool`, if any."""
     if recorder is None:
         return
-    pairs = [pair for pair in recorder.take() if tool in {_name(one) for one in pair[1].get("tools") or ()}]
+    came = recorder.take()
+    pairs = [pair for pair in came if tool is None or tool in {_name(one) for one in pair[1].get("tools") or ()}]
     path = pairs[0][0]
     told = [text for _, _, text in pairs[: len(answers)]]
     requests = [trimmed(request, tool=tool) for _, request, _ in pairs[: len(answers)]]
@@ -107,13 +113,13 @@ def write(
     target.write_text(json.dumps(kept | {"requests": [json.loads(text) for text in texts]}, indent=1) + "\n")
 
 
-def trimmed(request: Mapping[str, Any], *, tool: str) -> dict[str, Any]:
+def trimmed(request: Mapping[str, Any], *, tool: str | None) -> dict[str, Any]:
     """The request with short texts, and few tools: `tool` among them."""
     kept = {key: _short(value) for key, value in request.items() if key != "tools"}
     tools = cast("list[dict[str, Any]]", request.get("tools") or [])
     called = [one for one in tools if _name(one) == tool]
     others = [one for one in tools if _name(one) != tool][: _KEPT_TOOLS - 1]
-    return kept | {"tools": [_short(one) for one in (*called, *others)]}
+    return kept | ({"tools": [_short(one) for one in (*called, *others)]} if tools else {})
 
 
 def _name(tool: Mapping[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""Claude Code, Codex and OpenCode, unmodified, with an image: it stays in the prompt as the task goes on.
+"""Agents and client libraries, unmodified, with an image: it stays in the prompt as the chat goes on.
 
 The words of the model are given, and the engine computes nothing: what is looked at are the prompts. An agent that
 changes an image's bytes, its place or what stands before it from one request to the next would pay for it each time.
@@ -16,9 +16,10 @@ from reprise.core.job import Job, Purpose
 from reprise.core.prompt import BoundaryKind
 from reprise.core.settings import Settings
 from reprise.core.tokens import common_prefix
-from tests.agents.packages import installed
+from tests.agents.packages import installed, python_with
 from tests.agents.recording import ExchangeRecorder, recording, write
 from tests.agents.test_real_agents import CLAUDE, PACKAGES, run
+from tests.agents.test_real_clients import AI_SDK, CLIENTS, PYPI
 from tests.api.fake_backend import FakeBackend
 from tests.api.server_thread import ServerThread
 from tests.api.servers import MODEL, make_service
@@ -173,3 +174,32 @@ def test_opencode_reads_an_image(
     assert ANSWER in told
     assert_goes_on(*seen.prompts(2))
     keep(recorder, "opencode_1_18_33", "OpenCode 1.18.33", seen, folder)
+
+
+LIBRARIES = [
+    ("langchain", "langchain_image.py", ""),
+    ("pydantic-ai", "pydantic_ai_image.py", "openai"),
+    ("pydantic-ai", "pydantic_ai_image.py", "anthropic"),
+    ("ollama", "ollama_image.py", ""),
+    *(("ai-sdk", "ai_sdk_image.mjs", provider) for provider in ("openai", "chat", "compatible", "anthropic")),
+]
+
+
+@pytest.mark.parametrize("client", LIBRARIES, ids=lambda client: "-".join(client[::2]))
+def test_a_library_goes_on_about_an_image(
+    seen: Seen, folder: Path, recorder: ExchangeRecorder | None, client: tuple[str, str, str]
+) -> None:
+    library, script, provider = client
+    file = CLIENTS / script
+    if library == "ai-sdk":
+        project = installed("ai-sdk", AI_SDK)
+        (project / script).write_text(file.read_text())
+        command = ["node", str(project / script)]
+    else:
+        command = [str(python_with(library, PYPI[library])), str(file)]
+    told = run([*command, seen.server.url, str(folder / "a.png"), *([provider] if provider else [])], folder, folder)
+    assert told.strip() == ANSWER
+    assert_goes_on(*seen.prompts(2))
+    name = "_".join(filter(None, (library.replace("-", "_"), provider)))
+    answers = [{"reasoning": None, "content": ANSWER, "calls": []}] * 2
+    write(recorder, name, source=f"{library}, recorded and trimmed: an image", answers=answers)

@@ -4,6 +4,7 @@ import http.server
 import threading
 from collections.abc import Generator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -208,6 +209,24 @@ async def test_the_record_has_the_images() -> None:
         assert job.prompt.images[0].image.digest.hex().startswith(cat["digest"])
         assert [image["width"] for image in newest["images"]] == [48, 64]
         assert newest["images"][0]["digest"] == cat["digest"]
+
+
+async def test_a_prompt_that_ends_with_an_image_is_not_answered() -> None:
+    model = seeing("marks")
+    assert model.images is not None
+    marker = model.images.marker
+
+    def render(messages: list[dict[str, Any]], **_: Any) -> str:
+        """A template with nothing behind the last message."""
+        parts = [part for message in messages for part in message["content"] if not isinstance(part, str)]
+        return "Look: " + "".join(marker if part["type"] == "image" else part["text"] for part in parts)
+
+    async with api(text=replace(model, render=render, template_source="")) as a:
+        ends = asks("chat", words("chat", "What?"), shows("chat", CAT))
+        refused = await post(a, "chat", ends)
+        assert refused.status_code == 400 and "ends with an image" in refused.json()["error"]["message"]
+        assert (await a.client.post("/v1/prefill", json={"messages": ends})).status_code == 200
+        assert (await post(a, "chat", asks("chat", shows("chat", CAT), words("chat", "?")))).status_code == 200
 
 
 # Links.

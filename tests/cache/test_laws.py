@@ -69,7 +69,8 @@ def test_images_are_reused_whole_or_not_at_all(layout, stored, asked, num_lost, 
         trial.evict()
     for namespace, tokens in [*stored, *asked]:
         images = drawn.draw(spans(len(tokens)))
-        trial.judge_read(tokens, namespace=namespace, limit=len(tokens), spans=images)
+        for limit in range(len(tokens) + 1):
+            trial.judge_read(tokens, namespace=namespace, limit=limit, spans=images)
 
 
 @settings(max_examples=examples(80), deadline=None)
