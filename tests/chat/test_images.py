@@ -281,3 +281,17 @@ def test_ids_below_zero_are_shown_as_images() -> None:
     model = seeing()
     hello = model.encode("Hello")
     assert shown(as_tokens([*hello, -5, -6, *hello, -7]), model.decode) == "Hello[image]Hello[image]"
+
+
+def test_a_summary_of_a_chat_with_images_is_learnt_and_saved() -> None:
+    model = seeing()
+    renderer = Renderer(model)
+    summary = "The picture showed a cat that sat on a table beside a lamp, and nothing else at all."
+    chat = (system("Be brief."), shows("What is this?", CAT), assistant("A cat."), user("Summarise this chat."))
+    for _ in range(2):
+        asked = renderer.render(ChatRequest(messages=chat))
+        renderer.learn(asked, model.encode(summary), Answer(content=summary))
+        renderer.render(ChatRequest(messages=(chat[0], user(f"Go on from here: {summary}"), shows("And now?", DOG))))
+    # An image of one chat is in no shape of others, and what was learnt can be written down.
+    text = renderer.compactions.save()
+    assert text is None or "image" not in text

@@ -27,12 +27,16 @@ _OPENING, _CLOSING, _CUT = "\ufdd1", "\ufdd2", "\ufdd0"
 _NUM_DIGITS = 32
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class SeenImage:
     """An image, and what stands for it in a prompt of one model."""
 
     image: Image
     expansion: ImageExpansion
+
+    def __repr__(self) -> str:
+        """The same for the same image: chats are told apart by the text of their messages, too."""
+        return f"SeenImage({self.image.digest.hex()})"
 
     @cached_property
     def run(self) -> Tokens:
@@ -100,6 +104,10 @@ class SeenImages:
             expansion = seen.expansion
             out += [expansion.text_before, self.marker, seen.tag, expansion.text_after, part]
         return "".join(out)
+
+    def without_tags(self, text: str) -> str:
+        """The text as the model has it, but for the images."""
+        return self.pattern.sub(self.marker.replace("\\", r"\\"), text)
 
     def without_markers(self, value: Any) -> Any:
         """A JSON value in whose texts every marker is cut. The same object where there is none."""

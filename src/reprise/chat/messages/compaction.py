@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from threading import Lock
 from typing import Any, Literal, cast
 
+from reprise.chat.images import images_in
 from reprise.chat.message_format import joined_text
 from reprise.chat.request import ChatRequest, Cut, Message
 from reprise.chat.templates.probe_turns import HEAD_ROLES, head_length, last_user_at
@@ -131,6 +132,9 @@ class Compactions:
             if found is None:
                 continue
             key, shape = found
+            if any(isinstance(place, _Given) and images_in([place.message]) for place in shape.places):
+                # An image is of this chat alone, and no shape of others.
+                continue
             with self._lock:
                 self._answers.pop(id(answered), None)
                 self._is_saved = self._is_saved and self._shapes.get(key) == shape

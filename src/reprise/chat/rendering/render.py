@@ -47,6 +47,8 @@ _NUM_FROZEN_CHATS = 4096
 _NUM_LATEST, _NUM_LIKELY = 64, 4
 """How many chats an unknown prompt is compared with, and with how many of them in words."""
 _GENERATION_PROMPTS_NBYTES = 1 << 20
+_MOST_COMPACTED_NBYTES = 4 << 20
+"""Of images in a chat whose summary is looked for: the latest of these chats are held."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,7 +129,8 @@ class Renderer:
         placed = self._placement.open(request, moment)
         context, text, request = placed.context, placed.text, placed.context.request
         notes += placed.notes
-        refuse_if_too_long(text, self._text_model, context=self.settings.context)
+        plain = text if self._images is None else self._images.without_tags(text)
+        refuse_if_too_long(plain, self._text_model, context=self.settings.context)
         tokenized = self._tokenizer.tokenize(text)
         found = find_boundaries(self._abridged(context, text), request, self._tokenizer, tokenized)
         dates = self._template.dates
@@ -155,7 +158,8 @@ class Renderer:
         )
         if is_final:
             self._keep(rendered)
-            self.compactions.observe(_as_sent(rendered))
+            if _files_nbytes(rendered) <= _MOST_COMPACTED_NBYTES:
+                self.compactions.observe(_as_sent(rendered))
         return rendered
 
     def _seen(self, messages: tuple[Message, ...]) -> tuple[Message, ...]:
@@ -176,7 +180,7 @@ class Renderer:
     def learn(self, rendered: Rendered, sampled: Sequence[int], answer: Answer | None = None) -> None:
         """A request was answered with these tokens, which mean this answer. Call it before `next_turn`."""
         self._tokenizer.learn(rendered.tokenized, sampled)
-        if answer is not None and answer.content is not None:
+        if answer is not None and answer.content is not None and _files_nbytes(rendered) <= _MOST_COMPACTED_NBYTES:
             self.compactions.note(_answered(rendered, answer.content))
         if answer is not None and self.settings.restores_reasoning:
             self._reasoning.remember(rendered.history, as_message(answer))
@@ -458,5 +462,9 @@ def _json(value: object) -> str:
 
 
 def _rendered_nbytes(_key: int, rendered: Rendered) -> int:
-    files = sum(len(image.content) for image in images_in(rendered.history))
-    return 4 * len(rendered.text) + 2 * rendered.prompt.tokens.nbytes + files + 1000
+    return 4 * len(rendered.text) + 2 * rendered.prompt.tokens.nbytes + _files_nbytes(rendered) + 1000
+
+
+def _files_nbytes(rendered: Rendered) -> int:
+    """Bytes of the files of a chat's images."""
+    return sum(len(image.content) for image in images_in(rendered.history))

@@ -254,6 +254,8 @@ class PieceTokenizer:
         nbytes: int = 64 << 20,
     ) -> None:
         self._images = images
+        self._image_groups: WeakKeyDictionary[SeenImage, tuple[list[int], ...]] = WeakKeyDictionary()
+        """The groups of tokens that images are cut into."""
         self._encode = text_model.encode
         self._decode = text_model.decode
         self._seams = Seams(text_model.encode, text_model.splitters)
@@ -404,7 +406,10 @@ class PieceTokenizer:
     def _after_piece(self, chain: int, image: SeenImage, part: str) -> int:
         """The chain behind a piece that begins with an image, as it follows from tokens that are recalled."""
         rest = part[part.index(image.tag) + len(image.tag) :]
-        *groups, last = self._groups(image.run.tolist())
+        groups = self._image_groups.get(image)
+        if groups is None:
+            groups = self._image_groups[image] = tuple(self._groups(image.run.tolist()))
+        *groups, last = groups
         for group in groups:
             chain = _after_image(chain, group) if _is_image(group) else _after(chain, self._decode(group))
         if not _is_image(last):
