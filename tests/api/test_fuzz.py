@@ -28,6 +28,7 @@ BODIES = [
     "POST /v1/messages",
     "POST /v1/messages/count_tokens",
     "POST /v1/responses",
+    "POST /v1/responses/input_tokens",
     "POST /v1/prefill",
     "POST /v1/cache/pin",
     "DELETE /v1/cache/pin",

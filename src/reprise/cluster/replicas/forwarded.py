@@ -24,6 +24,7 @@ _ASKED = frozenset(
         "/v1/messages/count_tokens",
         "/v1/responses",
         "/v1/responses/compact",
+        "/v1/responses/input_tokens",
         "/v1/prefill",
         "/api/chat",
         "/api/generate",
