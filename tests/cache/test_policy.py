@@ -75,7 +75,7 @@ def resumes_at(cache: PrefixCache, tokens: Tokens) -> int:
 
 def test_lru_orders_by_last_use() -> None:
     assert Lru().score(candidate(last_use=3)) < Lru().score(candidate(last_use=4))
-    assert Lru().admits(candidate(), 1e9)
+    assert Lru().admits(candidate(), candidate(last_use=1000), is_exact=False)
 
 
 class AlwaysDue(Lru):
@@ -308,7 +308,7 @@ def test_what_next_turns_do_not_have_goes_before_what_they_have(*, has_tail: boo
     assert all(whole) is not has_tail
 
 
-def test_an_end_is_cut_at_the_stable_boundary_and_the_rest_is_worth_what_it_was() -> None:
+def test_an_end_is_exact_at_the_stable_boundary_and_the_rest_is_worth_what_it_was() -> None:
     sizes = Sizes(full=1)
     cache = store("cost", sizes, None)
     tokens = run_of(0, 100)
@@ -422,6 +422,32 @@ def test_a_path_that_fills_the_budget_grows_by_taking_the_place_of_where_its_req
     cache.release(lease)
     cache.check()
     assert resumes_at(cache, tokens) == (230 if is_restored else 200), "what does not fit takes nobody's place"
+
+
+def test_a_short_turn_is_no_reason_to_drop_a_long_chat_as_a_whole() -> None:
+    policy = ExpectedSaving()
+    long, turn = candidate(cost=1000, nbytes=1000), candidate(cost=20, nbytes=20)
+    assert policy.score(turn) == policy.score(long)
+    assert not policy.admits(turn, long, is_exact=False)
+    assert policy.admits(turn, long, is_exact=True)
+    assert policy.admits(long, turn, is_exact=False)
+    assert policy.admits(turn, candidate(cost=1000, nbytes=1000, is_superseded=True), is_exact=False)
+
+
+@pytest.mark.parametrize("sizes", [HYBRID, Sizes(full=1)], ids=["snapshots", "full"])
+def test_where_a_chat_is_lost_as_a_whole_a_short_turn_is_not_stored_instead(sizes: Sizes) -> None:
+    cache = store("cost", sizes, None)
+    long, tokens = run_of(1, 2000), run_of(2, 300)
+    serve(cache, long, sizes)
+    serve(cache, tokens[:200], sizes)
+    cache.memory.resize(cache.nbytes + 5)
+    serve(cache, tokens[:240], sizes)
+    if sizes == HYBRID:
+        assert (resumes_at(cache, long), resumes_at(cache, tokens)) == (2000, 200)
+    else:
+        assert resumes_at(cache, long) > 1900, "only the end of it is lost"
+        assert resumes_at(cache, tokens) == 240
+    cache.check()
 
 
 def test_what_is_pinned_is_not_replaced() -> None:

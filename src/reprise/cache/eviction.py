@@ -90,11 +90,12 @@ class EvictionOrder:
             self.place(checkpoint)
 
     def pop(
-        self, *, may_evict: Callable[[Checkpoint], bool], new: EvictionCandidate | None = None
+        self, *, may_evict: Callable[[Checkpoint], bool], new: EvictionCandidate | None = None, needed: int = 0
     ) -> Checkpoint | None:
         """Remove and return the checkpoint with the lowest score that may be evicted, or None.
 
-        `new`: the item to be stored instead; returns None if the policy does not admit it.
+        `new`: the item to be stored instead, for which `needed` bytes are missing; returns None if the policy does not
+        admit it.
         """
         put_back: list[tuple[float, Checkpoint]] = []
         found: Checkpoint | None = None
@@ -110,7 +111,9 @@ class EvictionOrder:
             if new_score > score and self._heap and new_score > self._heap[0][0]:
                 self._push(new_score, checkpoint)
                 continue
-            if new is not None and not self.policy.admits(new, new_score):
+            # Where every position is resumable, only a short end of the path is lost.
+            is_exact = self._tree.layout.resumes_anywhere or candidate.nbytes <= needed
+            if new is not None and not self.policy.admits(new, candidate, is_exact=is_exact):
                 put_back.append((new_score, checkpoint))
                 break
             self.policy.evicted(candidate, new_score)

@@ -94,8 +94,8 @@ class Policy(Protocol):
         """The probability that prompt `number` is ever continued."""
         ...
 
-    def admits(self, new: EvictionCandidate, than: float) -> bool:
-        """Whether a new item may replace one with the score `than`."""
+    def admits(self, new: EvictionCandidate, than: EvictionCandidate, *, is_exact: bool) -> bool:
+        """Whether a new item may replace another; `is_exact`: no more than is needed is lost of it."""
         ...
 
     def review_at(self, candidate: EvictionCandidate) -> int | None:
@@ -187,8 +187,13 @@ class ExpectedSaving:
     def returns(self, number: int | None) -> float:
         return self._turns.chance(number) if self._history.now >= _ENOUGH else 1.0
 
-    def admits(self, new: EvictionCandidate, than: float) -> bool:
-        return self.score(new) >= than
+    def admits(self, new: EvictionCandidate, than: EvictionCandidate, *, is_exact: bool) -> bool:
+        """A new item saves at least as much per byte, and also in total where more would be lost than it needs.
+
+        So a short turn does not displace a long chat, whose snapshot goes with all that was to be reused from there.
+        """
+        score, other = self.score(new), self.score(than)
+        return score >= other and (is_exact or other <= 0 or score * new.nbytes >= other * than.nbytes)
 
     def review_at(self, candidate: EvictionCandidate) -> int | None:
         return self._turns.next_step_at(candidate.last_visit, since=candidate.alive_at)

@@ -597,14 +597,15 @@ class PrefixCache:
         """Evict until `nbytes` fit, but nothing that scores higher than `new`. False if they do not fit."""
         score = None if new is None else self.order.policy.score(new)
         while not self.memory.fits(nbytes):
-            if not self.memory.evict_from_others(score) and not self._evict_least(new):
+            missing_nbytes = nbytes - (self.memory.available or 0)
+            if not self.memory.evict_from_others(score) and not self._evict_least(new, needed=missing_nbytes):
                 return False
         return True
 
-    def _evict_least(self, new: EvictionCandidate | None) -> bool:
+    def _evict_least(self, new: EvictionCandidate | None, *, needed: int = 0) -> bool:
         if self._evict_row():
             return True
-        checkpoint = self.order.pop(may_evict=self._may_evict, new=new)
+        checkpoint = self.order.pop(may_evict=self._may_evict, new=new, needed=needed)
         if checkpoint is not None:
             self._evict(checkpoint, "budget")
         return checkpoint is not None

@@ -34,7 +34,7 @@ class _Unlearned:
     def returns(self, number: int | None) -> float:
         return 1.0
 
-    def admits(self, new: EvictionCandidate, than: float) -> bool:
+    def admits(self, new: EvictionCandidate, than: EvictionCandidate, *, is_exact: bool) -> bool:
         return True
 
     def review_at(self, candidate: EvictionCandidate) -> int | None:
