@@ -3,13 +3,15 @@
 import json
 from collections.abc import Generator
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import httpx
 import huggingface_hub.constants
 import pytest
 from typer.testing import CliRunner
 
+from reprise.api.service.models import ModelBackend, Models, ServedModel
 from reprise.cli.engines import ServingEngines
 from reprise.cli.main import app
 from reprise.core.settings import Settings
@@ -88,6 +90,22 @@ def test_a_model_is_pulled_served_unloaded_and_deleted(client: httpx.Client) -> 
     # It comes back.
     assert client.post("/api/pull", json={"name": ID, "stream": False}).json() == {"status": "success"}
     assert ask(client, ID).status_code == 200
+
+
+def test_a_model_that_was_named_at_the_start_stays_when_its_files_go() -> None:
+    listed = [
+        ServedModel(
+            id=name,
+            backend=cast(ModelBackend, SimpleNamespace()),
+            make_service=lambda loaded: pytest.fail("nothing is loaded"),
+            was_found=name == "found",
+        )
+        for name in ("first", "named", "found")
+    ]
+    models = Models(listed)
+    models.note_removed("named")
+    models.note_removed("found")
+    assert [model.id for model in models.all] == ["first", "named"]
 
 
 def test_a_model_that_cannot_be_pulled_is_a_line_with_the_reason(client: httpx.Client, hub: FakeHub) -> None:

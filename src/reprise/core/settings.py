@@ -43,7 +43,7 @@ DISK_DAILY_WRITES = Bytes(150 * 10**9)
 """Ten years of it are less than what an SSD of a terabyte is made for."""
 NEVER, ALWAYS = "never", "always"
 BACKGROUND_MODES = (AUTO, NEVER, ALWAYS)
-"""When next turns are settled, answers audited, prefixes written to disk, and draft models used."""
+"""When next turns are settled, answers audited, and prefixes written to disk."""
 DRAFT_MODES = ("auto", "off", "exact")
 IMAGES = ("auto", "off")
 LOG_FORMATS = ("text", "json")
