@@ -7,8 +7,9 @@ which prompt repeats how much of which, sub-agents as chats of their own, how ma
 the order of their times. The texts are made up, and each prompt is a chat that holds its answers, as a client would
 send it. Each request goes to every server before the next one; nothing is computed while idle.
 
-`--room`: the memory for prefixes, in prompts as long as the longest; what runs comes on top, on every server. `--vs`:
-another server with the same model and memory, which runs already.
+`--room`: the memory for prefixes, in prompts as long as the longest; what runs comes on top, on every server, or with
+`--total` not on ours, whose bound counts it. Ours is played without a bound, too: what the bound alone costs is the
+difference. `--vs`: another server with the same model and memory, which runs already.
 
 Computed ÷ oracle: the oracle remembers every prompt, and computes what none of them began with. Counts are exact; times
 are for comparison within a run.
@@ -51,7 +52,8 @@ _GROWTH = 512
 
 _HEADINGS = "server       requests     prompt   computed  ÷ oracle    p50 ms    p95 ms"
 
-OURS = "reprise"
+OURS, ENDLESS = "reprise", "no bound"
+_NO_BOUND = "64GB"
 
 Blocks = tuple[int, ...]
 
@@ -232,6 +234,7 @@ def main() -> int:
     parser.add_argument("--live", type=int, default=1)
     parser.add_argument("--divide", type=int, default=64, choices=(8, 16, 32, 64))
     parser.add_argument("--room", type=float, default=1.5)
+    parser.add_argument("--total", action="store_true", help="our bound is the room alone, what runs included")
     parser.add_argument("--vs", action="append", default=[], metavar="URL")
     given = parser.parse_args()
     sessions = [session[: given.requests] for session in islice(sessions_of(given.file), given.sessions)]
@@ -249,14 +252,16 @@ def main() -> int:
         room = int(given.room * (longest * footprint.full + footprint.checkpoint))
         # What runs is part of our bound, and not of theirs.
         running = footprint.at(longest + _GROWTH)
-        ours = RepriseSide(OURS, str(path), "--cache-bytes", str(room + running))
-        sides: list[Side] = [ours, _BoundedMlxLm(str(path), room)]
+        bound = room if given.total else room + running
+        ours = RepriseSide(OURS, str(path), "--cache-bytes", str(bound))
+        endless = RepriseSide(ENDLESS, str(path), "--cache-bytes", _NO_BOUND)
+        sides: list[Side] = [ours, endless, _BoundedMlxLm(str(path), room)]
         sides += [UrlSide(url) for url in given.vs]
         total = sum(map(len, prompts))
         print(
             f"{given.layers}: {len(requests)} requests of {len(sessions)} sessions, {given.live} at a time, lengths ÷ "
-            f"{given.divide}; {total:,} prompt tokens, the longest {longest:,}; {room:,} bytes for prefixes; "
-            f"oracle computes {sum(least):,}\n"
+            f"{given.divide}; {total:,} prompt tokens, the longest {longest:,}; {room:,} bytes for prefixes, "
+            f"{running:,} more for the longest that runs; our bound {bound:,}; oracle computes {sum(least):,}\n"
         )
         print(_HEADINGS)
         with started(sides):

@@ -11,6 +11,8 @@ from reprise.core.errors import ContextTooLong
 from reprise.core.events import Event, FinishReason, Progress
 from reprise.core.job import Purpose
 from reprise.core.tokens import as_tokens
+from reprise.loop.requests import Decoding
+from reprise.loop.worker import Worker
 from reprise.memory import Account
 from tests.holding import active_memory, settled_memory
 from tests.loop.driving import DrivenEngine, SubmittedJob
@@ -60,6 +62,28 @@ def engines() -> Iterator[list[DrivenEngine]]:
     yield made
     for engine in made:
         engine.close()
+
+
+def test_a_request_that_has_resumed_needs_the_snapshot_there_no_longer(engines: list[DrivenEngine]) -> None:
+    engine = DrivenEngine("qwen3_5", prefill_chunk=_CHUNK)
+    engines.append(engine)
+    first = engine.run(words(1, 200), num=4)
+    seen: set[bool] = set()
+
+    def install(worker: Worker) -> None:
+        step = worker.step
+
+        def watched() -> None:
+            step()
+            phases = [request.phase for request in worker.requests.running]
+            seen.update(p.lease.is_restored for p in phases if isinstance(p, Decoding) and p.lease is not None)
+
+        worker.step = watched
+
+    engine.ask(install)
+    second = engine.run([*words(1, 200), *first.tokens, *words(2, 50)], num=4)
+    assert second.computed < 200, "it resumed"
+    assert seen == {True}
 
 
 @pytest.mark.parametrize("architecture", now_and_later(["llama"], ["gemma3_text", "qwen3_5"]))
