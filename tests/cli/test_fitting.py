@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from reprise.cli.fitting import CHAT, SUGGESTED, Fit, advice, suggestion
+from reprise.cli.fitting import CHAT, SUGGESTED, FittingChats, advice, suggestion
 from tests.cli.test_doctor import doctor
 from tests.models.tiny import tiny_model
 
@@ -35,16 +35,19 @@ def test_nothing_is_suggested_where_nothing_fits() -> None:
 
 
 def test_who_has_little_memory_is_told_with_which_options() -> None:
-    comfortable = Fit(longest=40_000, num_chats=1, context=40_000)
+    comfortable = FittingChats(longest=40_000, num_chats=1, context=40_000)
     assert advice(comfortable, comfortable, room=8 * GB) == ""
     assert str(comfortable) == "a chat of 40,000 tokens, which is all of its context"
-    assert str(Fit(longest=100_000, num_chats=3, context=None)) == "a chat of 100,000 tokens, or 3 of 32k"
-    little, more = Fit(longest=9000, num_chats=0, context=40_000), Fit(longest=17_000, num_chats=0, context=40_000)
+    assert str(FittingChats(longest=100_000, num_chats=3, context=None)) == "a chat of 100,000 tokens, or 3 of 32k"
+    little, more = (
+        FittingChats(longest=9000, num_chats=0, context=40_000),
+        FittingChats(longest=17_000, num_chats=0, context=40_000),
+    )
     told = advice(little, more, room=8 * GB)
     assert told.startswith("--kv-bits 8 holds a chat of 17,000 tokens (approximate); --max-batch 1")
     assert told.endswith("or choose a smaller model, such as mlx-community/Qwen3-4B-Instruct-2507-4bit.")
     assert "--kv-bits" not in advice(little, little, room=8 * GB)
-    nothing = Fit(longest=0, num_chats=0, context=40_000)
+    nothing = FittingChats(longest=0, num_chats=0, context=40_000)
     assert advice(nothing, nothing, room=GB) == "Choose a smaller model."
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import typer
 
 from reprise.cli.configuration import Configuration, with_options
-from reprise.cli.fitting import CHAT, Fit, advice, suggestion
+from reprise.cli.fitting import CHAT, FittingChats, advice, suggestion
 from reprise.cli.installation import mlx_fault
 from reprise.cli.process_limits import LEAST_DESCRIPTORS, weights_nbytes
 from reprise.cli.server_url import is_reprise_at
@@ -325,11 +325,11 @@ def _room(model: str) -> DoctorFinding | None:
     except ImportError:
         return None  # Which is a finding of its own.
 
-    def fit(kv_bits: int | None) -> Fit:
+    def fit(kv_bits: int | None) -> FittingChats:
         outline = outline_of(directory, model, kv_bits=kv_bits)
         room = room_beside(outline.nbytes)
         num = idle_chats(CHAT, outline.footprint, max(0, room)).num
-        return Fit(longest=outline.tokens_within(room), num_chats=num, context=outline.context)
+        return FittingChats(longest=outline.tokens_within(room), num_chats=num, context=outline.context)
 
     try:
         directory = model_directory(model, downloads=False)

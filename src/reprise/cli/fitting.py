@@ -43,7 +43,7 @@ def suggestion(room: int) -> SuggestedModel | None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fit:
+class FittingChats:
     """What fits beside a model: the longest chat in tokens, up to its context, and how many chats of `CHAT` tokens."""
 
     longest: int
@@ -61,7 +61,7 @@ class Fit:
         return f"a chat of {self.longest:,} tokens{of}{chats}"
 
 
-def advice(plain: Fit, quantised: Fit, *, room: int) -> str:
+def advice(plain: FittingChats, quantised: FittingChats, *, room: int) -> str:
     """What to do where little fits; `quantised`: what fits with --kv-bits 8. "": nothing."""
     if plain.is_comfortable:
         return ""
