@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Generator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -199,3 +200,49 @@ def test_the_library_shows_images() -> None:
         assert [(image.width, image.height) for image in record.images] == [(96, 64), (64, 128)]
         assert answer.usage.cached_tokens > known
         assert sum(outcome.num_images_encoded for outcome in record.outcomes) == 0, "encoded while it was typed"
+
+
+@EACH
+def test_requests_at_once_about_one_image_encode_it_once(family: str) -> None:
+    with seeing_server(family) as client, ThreadPoolExecutor(4) as threads:
+        chats = [[shows("Look: ", ONE, f"{question} is on it?")] for question in ("What", "Who", "Which", "Where")]
+        answers = list(threads.map(partial(answer, client), chats))
+        until_idle(client)
+        records = client.get("/v1/cache/requests").json()["data"]
+        assert sum(record["images_encoded"] for record in records) == 1
+        assert [answer(client, chat) for chat in chats] == answers
+
+
+@EACH
+def test_an_agent_that_drops_old_screenshots_is_told_what_that_costs(family: str) -> None:
+    shots = [picture(10 + number).content for number in range(3)]
+    steps = [[shows(f"Step {number}: ", shot), says("Done.")] for number, shot in enumerate(shots)]
+    with seeing_server(family) as client:
+        answer(client, [*steps[0], *steps[1], shows("Go on.")])
+        first = latest(client)["images"][0]
+        # It keeps the last two.
+        answer(client, [shows("Step 0: "), says("Done."), *steps[1], *steps[2], shows("Go on.")])
+        record = latest(client)
+        assert record["reason"] == "earlier image left out"
+        assert "keeps only its latest images" in record["explanation"]["advice"]
+        assert record["matched"] <= first["start"]
+        # What was seen before is not encoded again, only prefilled.
+        assert record["images_encoded"] == 1
+
+
+def test_an_answer_that_is_cut_off_in_an_image_leaves_what_is_before_it() -> None:
+    large = picture(7, 1024, 1024).content
+    words = "A long introduction before the picture. " * 8
+    with seeing_server("qwen3_5", prefill_chunk=128) as client:
+        body = {"messages": [shows(words, large, "What is on it?")], "max_tokens": 4, "stream": True}
+        with client.stream("POST", "/v1/chat/completions", json=body) as response:
+            assert response.status_code == 200
+            # Until it has begun, and then no longer.
+            time.sleep(0.3)
+        until_idle(client)
+        said = answer(client, [shows(words, large, "What is on it?")])
+        record = latest(client)
+        image = record["images"][0]
+        assert not image["start"] < record["reused"] < image["start"] + image["tokens"]
+    with seeing_server("qwen3_5", has_prefix_cache=False) as cold:
+        assert said == answer(cold, [shows(words, large, "What is on it?")])
