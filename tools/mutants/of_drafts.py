@@ -115,16 +115,9 @@ DRAFTS_MUTANTS = (
     _mutant(
         "FullLayer.append",
         "tokens see a head's entry for the first one",
-        "super().append(new) + int(is_hidden)",
+        "super().append(new) + int(self._skips_first)",
         "super().append(new)",
         _HEAD,
-    ),
-    _mutant(
-        "FullLayer._mask_without_first",
-        "rows of a batch see a head's entry for the first token",
-        "indices > firsts",
-        "indices >= firsts",
-        (*_HEAD, "-k", "batch"),
     ),
     _mutant(
         "HiddenLayer.returns_from",

@@ -344,10 +344,13 @@ class FullLayer(KvLayer):
     def _visible(self, num: int) -> int:
         return max(self.lengths)
 
+    @property
+    def _skips_first(self) -> bool:
+        # Nobody asks what a head says in other passes, and its entries, of one layer, do not depend on what it sees.
+        return self.hides_first and self.is_even and self.lengths[0] > 0
+
     def append(self, new: list[mx.array]) -> int:
-        is_hidden = self.hides_first and self.is_even and self.lengths[0] > 0
-        # Rows of different lengths have it masked instead.
-        self._last_low = super().append(new) + int(is_hidden)
+        self._last_low = super().append(new) + int(self._skips_first)
         return self._last_low
 
     def _reserved_capacity(self) -> int:
@@ -369,9 +372,7 @@ class FullLayer(KvLayer):
     ) -> mx.array | str | None:
         """The mask for the next N tokens, in a form that mlx-lm's models accept (array, "causal" or None)."""
         longest = max(self.lengths)
-        if self.hides_first and (not self.is_even or longest == 0):
-            return self._mask_without_first(N)
-        if self.hides_first:
+        if self._skips_first:
             longest -= 1
         if not self.is_even or any(self.blocks):
             padding = mx.array([longest - length for length in self.lengths])
@@ -383,17 +384,6 @@ class FullLayer(KvLayer):
             # Even if an array is requested: mlx-lm's caches return None, and some models rely on that.
             return None
         return create_causal_mask(N, longest, window_size=window_size) if return_array else "causal"
-
-    def _mask_without_first(self, num: int) -> mx.array | None:
-        """Shape ``(rows, 1, num, indices)``: each row's first entry is seen by its own token alone."""
-        longest = max(self.lengths)
-        if num == 1 and longest == 0:
-            return None
-        firsts = mx.array([longest - length for length in self.lengths])[:, None, None, None]
-        indices = mx.arange(longest + num)[None, None, None]
-        tokens = mx.arange(longest, longest + num)[None, None, :, None]
-        own = (indices >= firsts) & (indices <= firsts) & (tokens <= firsts)
-        return ((indices <= tokens) & (indices > firsts)) | own
 
 
 class QuantizedLayer(FullLayer):
