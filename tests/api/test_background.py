@@ -104,7 +104,7 @@ def same(text: str) -> str:
     text = re.sub(r"^id: \d+\n", "", text, flags=re.MULTILINE)
     text = text.replace("response.queued", "response.in_progress")
     text = re.sub(r'"background":(true|false)|"status":"(queued|in_progress)"|"sequence_number":\d+', "", text)
-    return re.sub(r'((chatcmpl-|cmpl-|msg_|resp_|rs_)[0-9a-f]{32})|"created(_at)?":\d+', "", text)
+    return re.sub(r'((chatcmpl-|cmpl-|msg_|resp_|rs_)[0-9a-f]{32})|"(created|created_at|completed_at)":\d+', "", text)
 
 
 @pytest.mark.parametrize("path", APIS)

@@ -150,7 +150,7 @@ def test_a_signal_ends_the_server_while_it_loads():
 def test_no_more_is_read_than_there_is():
     clock, unknown = LoadingClock(4), LoadingClock(0)
     ballast = bytearray(b"x" * 50_000_000)
-    assert str(clock.progress()) == "4 B of 4 B (100%) in 0 s"
+    assert str(clock.progress()).startswith("4 B of 4 B (100%) in ")
     assert unknown.progress().nbytes_read > 4 and unknown.progress().share is None
     assert len(ballast) > 0
 
