@@ -189,8 +189,10 @@ def describe_head(loaded: LoadedModel) -> str:
         return f"none: {head.reason}"
     share = 100 * head.nbytes / loaded.nbytes
     weights, each = nbytes_text(head.nbytes), nbytes_text(head.nbytes_per_token)
-    kind = "draft model" if head.is_model else "from"
-    return f"{kind} {head.place}: {weights} of weights, {share:.1f} % of the model's; {each} per token"
+    kind, entries = "from", f"; {each} per token"
+    if head.is_model:
+        kind, entries = "draft model", ""  # Its layers are counted with the model's.
+    return f"{kind} {head.place}: {weights} of weights, {share:.1f} % of the model's{entries}"
 
 
 def tool_calls_of(text_model: TextModel) -> ToolCalls:
