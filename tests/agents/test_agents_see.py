@@ -34,7 +34,7 @@ TOOL_TURN = "<|im_start|>tool\n"
 CONTEXT = 262_144
 
 
-class Seen:
+class SeenRequests:
     """A server of a model that sees, whose words are given: calls of a tool, one after the other, and an answer."""
 
     def __init__(self) -> None:
@@ -78,8 +78,8 @@ def recorder() -> Iterator[ExchangeRecorder | None]:
 
 
 @pytest.fixture
-def seen(recorder: ExchangeRecorder | None) -> Iterator[Seen]:
-    made = Seen()
+def seen(recorder: ExchangeRecorder | None) -> Iterator[SeenRequests]:
+    made = SeenRequests()
     yield made
     made.close()
 
@@ -101,7 +101,7 @@ def assert_goes_on(before: Job, after: Job) -> None:
     assert shared >= before.prompt.images[-1].span.stop
 
 
-def keep(recorder: ExchangeRecorder | None, name: str, version: str, seen: Seen, folder: Path) -> None:
+def keep(recorder: ExchangeRecorder | None, name: str, version: str, seen: SeenRequests, folder: Path) -> None:
     calls = json.loads(json.dumps(seen.calls).replace(str(folder), "/project"))
     answers = [{"reasoning": None, "content": None, "calls": [{"name": seen.tool, "arguments": c}]} for c in calls]
     answers.append({"reasoning": None, "content": ANSWER, "calls": []})
@@ -109,7 +109,7 @@ def keep(recorder: ExchangeRecorder | None, name: str, version: str, seen: Seen,
 
 
 def test_claude_code_reads_an_image(
-    seen: Seen,
+    seen: SeenRequests,
     programs: Path,
     folder: Path,
     tmp_path_factory: pytest.TempPathFactory,
@@ -133,7 +133,7 @@ def test_claude_code_reads_an_image(
 
 
 def test_codex_is_given_an_image(
-    seen: Seen,
+    seen: SeenRequests,
     programs: Path,
     folder: Path,
     tmp_path_factory: pytest.TempPathFactory,
@@ -153,7 +153,7 @@ def test_codex_is_given_an_image(
 
 
 def test_opencode_reads_an_image(
-    seen: Seen,
+    seen: SeenRequests,
     programs: Path,
     folder: Path,
     tmp_path_factory: pytest.TempPathFactory,
@@ -187,7 +187,7 @@ LIBRARIES = [
 
 @pytest.mark.parametrize("client", LIBRARIES, ids=lambda client: "-".join(client[::2]))
 def test_a_library_goes_on_about_an_image(
-    seen: Seen, folder: Path, recorder: ExchangeRecorder | None, client: tuple[str, str, str]
+    seen: SeenRequests, folder: Path, recorder: ExchangeRecorder | None, client: tuple[str, str, str]
 ) -> None:
     library, script, provider = client
     file = CLIENTS / script

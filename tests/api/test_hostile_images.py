@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from reprise.core.images import Image, ImageExpansion
+from reprise.core.images import ImageExpansion, ImageFile
 from reprise.core.job import Purpose
 from reprise.core.settings import Settings
 from tests.api.servers import MODEL, api
@@ -30,7 +30,7 @@ class SlowReader:
         self.num_now = self.most = 0
         self._lock = threading.Lock()
 
-    def expand(self, image: Image) -> ImageExpansion:
+    def expand(self, image: ImageFile) -> ImageExpansion:
         if image.digest in self.known:
             return self.known[image.digest]
         with self._lock:

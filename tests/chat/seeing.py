@@ -13,7 +13,7 @@ from reprise.chat.images import image_part
 from reprise.chat.request import Message
 from reprise.chat.text_model import TextModel
 from reprise.core.errors import BadRequest
-from reprise.core.images import Image, ImageExpansion, digest_of
+from reprise.core.images import ImageExpansion, ImageFile, digest_of
 from reprise.core.tokens import as_tokens
 from tests.chat.text_models import backend_tokenizer, make_text_model
 
@@ -22,7 +22,7 @@ PIXELS = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Family:
+class ImageForm:
     """How a family writes images. `begin`, `line_end`, `end`: separators in an image, or none."""
 
     marker: str
@@ -44,7 +44,7 @@ class Family:
 class SizeReader:
     """Expands images by their sizes."""
 
-    family: Family
+    family: ImageForm
     vocab: dict[str, int]
     num_expanded: int = 0
     expanded: list[bytes] = field(default_factory=list[bytes])
@@ -53,7 +53,7 @@ class SizeReader:
     def marker(self) -> str:
         return self.family.marker
 
-    def expand(self, image: Image) -> ImageExpansion:
+    def expand(self, image: ImageFile) -> ImageExpansion:
         if image.content.startswith(b"broken"):
             raise BadRequest("An image cannot be decoded: it is broken.")
         self.num_expanded += 1
@@ -109,13 +109,13 @@ _ONLY_USERS = (
 
 FAMILIES = {
     # Marks around an image are the template's; the image is its placeholders alone.
-    "marks": Family(
+    "marks": ImageForm(
         marker="<|image_pad|>",
         placeholder="<|image_pad|>",
         template=_LINES.replace("MARK", "<|vision_start|><|image_pad|><|vision_end|>"),
     ),
     # An image is one mark, which becomes blank lines, a beginning, placeholders and an end.
-    "lines": Family(
+    "lines": ImageForm(
         marker="<start_of_image>",
         placeholder="<image_soft_token>",
         template=_LINES.replace("MARK", "<start_of_image>"),
@@ -125,7 +125,7 @@ FAMILIES = {
         after="\n\n",
     ),
     # Rows end with a mark, and only users show images.
-    "rows": Family(
+    "rows": ImageForm(
         marker="[IMG]",
         placeholder="[IMG]",
         template=_ONLY_USERS.replace("MARK", "[IMG]"),
@@ -156,11 +156,11 @@ def seeing(family: str = "lines") -> TextModel:
     return replace(make_text_model(tokenizer), images=reader)
 
 
-def picture(content: str = "a", width: int = 48, height: int = 32) -> Image:
-    return Image(content=content.encode(), digest=digest_of(content.encode()), width=width, height=height)
+def picture(content: str = "a", width: int = 48, height: int = 32) -> ImageFile:
+    return ImageFile(content=content.encode(), digest=digest_of(content.encode()), width=width, height=height)
 
 
-def shows(*parts: str | Image, role: str = "user", **more: str) -> Message:
+def shows(*parts: str | ImageFile, role: str = "user", **more: str) -> Message:
     """A message of texts and images."""
-    said = [image_part(part) if isinstance(part, Image) else {"type": "text", "text": part} for part in parts]
+    said = [image_part(part) if isinstance(part, ImageFile) else {"type": "text", "text": part} for part in parts]
     return {"role": role, "content": said, **more}

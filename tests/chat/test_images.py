@@ -15,7 +15,7 @@ from reprise.chat.templates.rendered import PartKind, Rendered
 from reprise.chat.text_model import TextModel
 from reprise.core.backend import StoredRun
 from reprise.core.errors import BadRequest
-from reprise.core.images import Image, path_tokens
+from reprise.core.images import ImageFile, path_tokens
 from reprise.core.outcome import Reason
 from reprise.core.prompt import BoundaryKind
 from reprise.core.tokens import Tokens, as_tokens, common_prefix
@@ -35,7 +35,7 @@ def text_of(rendered: Rendered, model: TextModel) -> str:
     return shown(rendered.prompt.tokens, model.decode, images=rendered.prompt.images)
 
 
-def by_hand(model: TextModel, text: str, images: list[Image]) -> Tokens:
+def by_hand(model: TextModel, text: str, images: list[ImageFile]) -> Tokens:
     """The tokens of a text with a mark for each image, whose run is put into its place."""
     reader = cast(SizeReader, model.images)
     ids = model.encode(text)

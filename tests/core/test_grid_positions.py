@@ -4,10 +4,10 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reprise.core.images import Image, PromptImage, grid_positions, shift_at
+from reprise.core.images import ImageFile, PromptImage, grid_positions, shift_at
 from reprise.core.tokens import Span
 
-NOBODY = Image(content=b"", digest=b"", width=1, height=1)
+NOBODY = ImageFile(content=b"", digest=b"", width=1, height=1)
 grids = st.lists(st.tuples(st.integers(0, 5), st.integers(1, 4), st.integers(1, 4)), max_size=4)
 """Words before an image, its rows and its columns."""
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from reprise.core.images import Image, ImageExpansion, PromptImage, digest_of, outside, path_tokens, shift_at
+from reprise.core.images import ImageExpansion, ImageFile, PromptImage, digest_of, outside, path_tokens, shift_at
 from reprise.core.prompt import Boundary, BoundaryKind, Prompt
 from reprise.core.tokens import Span, as_tokens
 
@@ -16,7 +16,7 @@ def expansion(rows: int = 2, columns: int = 3) -> ImageExpansion:
 
 
 def image(start: int, stop: int, *, rows: int = 2, columns: int = 3) -> PromptImage:
-    seen = Image(content=b"", digest=digest_of(b""), width=1, height=1)
+    seen = ImageFile(content=b"", digest=digest_of(b""), width=1, height=1)
     return PromptImage(span=Span(start, stop), image=seen, rows=rows, columns=columns)
 
 

@@ -4,7 +4,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from reprise.core.images import Image
+from reprise.core.images import ImageFile
 from reprise.engine.running.image_features import FeatureCache
 from reprise.engine.states.seeing import ImageFeatures
 from reprise.memory import Account, Memory
@@ -12,8 +12,8 @@ from reprise.memory import Account, Memory
 NBYTES = 4 * 8 * 4
 
 
-def of(name: str) -> Image:
-    return Image(content=b"", digest=name.encode(), width=1, height=1)
+def of(name: str) -> ImageFile:
+    return ImageFile(content=b"", digest=name.encode(), width=1, height=1)
 
 
 def four_rows() -> ImageFeatures:

@@ -5,7 +5,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reprise.core.images import Image, PromptImage, outside
+from reprise.core.images import ImageFile, PromptImage, outside
 from reprise.core.kinds import Full, Layout, Window
 from reprise.core.prompt import Boundary, BoundaryKind, Prompt
 from reprise.core.tokens import Span, as_tokens
@@ -16,7 +16,7 @@ TEMPLATE_KINDS = [BoundaryKind.STABLE, BoundaryKind.SYSTEM, BoundaryKind.LAST_US
 INTERVAL = 10
 
 
-SEEN = Image(content=b"", digest=b"", width=1, height=1)
+SEEN = ImageFile(content=b"", digest=b"", width=1, height=1)
 
 
 def prompt_of(length: int, boundaries: list[Boundary], spans: list[Span] | None = None) -> Prompt:

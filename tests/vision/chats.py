@@ -9,7 +9,7 @@ import mlx.core as mx
 import numpy as np
 
 from reprise.cache.prefix_cache import PrefixCache
-from reprise.core.images import Image, PromptImage, outside, path_tokens
+from reprise.core.images import ImageFile, PromptImage, outside, path_tokens
 from reprise.core.job import Job, Sampling
 from reprise.core.prompt import BoundaryKind, Prompt
 from reprise.core.tokens import Span, as_tokens, join_tokens
@@ -30,21 +30,21 @@ def seeing(name: str) -> LoadedModel:
 
 
 @functools.cache
-def picture(seed: int, width: int = 96, height: int = 64) -> Image:
+def picture(seed: int, width: int = 96, height: int = 64) -> ImageFile:
     """A picture of noise, as a PNG file."""
     return image_of_pixels(np.random.default_rng(seed).bytes(3 * width * height), width, height)
 
 
-Part = str | Image
+Part = str | ImageFile
 
 
 def prompt_of(loaded: LoadedModel, *turns: Sequence[Part] | str) -> Prompt:
     """A chat: turns of the user and the assistant by turns, each of texts and pictures."""
     messages: list[dict[str, Any]] = []
-    images: list[Image] = []
+    images: list[ImageFile] = []
     for turn, role in zip(turns, itertools.cycle(("user", "assistant"))):
         parts = [turn] if isinstance(turn, str) else list(turn)
-        images += [part for part in parts if isinstance(part, Image)]
+        images += [part for part in parts if isinstance(part, ImageFile)]
         content = [{"type": "text", "text": p} if isinstance(p, str) else {"type": "image"} for p in parts]
         messages.append({"role": role, "content": content})
     text, reader = loaded.text, loaded.text.images

@@ -11,7 +11,7 @@ import mlx.core as mx
 import pytest
 
 from reprise.core.errors import BadRequest, LoadFailed
-from reprise.core.images import Image, digest_of
+from reprise.core.images import ImageFile, digest_of
 from reprise.engine.models import vision
 from reprise.engine.models.adapters import with_adapter
 from reprise.engine.models.load import load_model, with_template
@@ -145,7 +145,7 @@ def test_code_in_a_folder_is_not_run(tmp_path: Path) -> None:
 def test_what_is_no_picture_is_refused_with_a_sentence(content: bytes) -> None:
     loaded = seeing("qwen3_5")
     assert loaded.text.images is not None
-    broken = Image(content=content, digest=digest_of(content), width=96, height=64)
+    broken = ImageFile(content=content, digest=digest_of(content), width=96, height=64)
     with pytest.raises(BadRequest, match="image"):
         loaded.text.images.expand(broken)
 

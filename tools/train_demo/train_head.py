@@ -26,7 +26,7 @@ _CHAINED = 0.5
 """The weight of the second guess of a chain, which builds on the first."""
 
 
-class Head(nn.Module):
+class TrainedHead(nn.Module):
     """One full-attention layer over [embedding of the next token, hidden state before it]; names as in checkpoints."""
 
     def __init__(self, config: dict[str, object]) -> None:
@@ -72,7 +72,7 @@ def hidden_states(twin: Twin, tokens: Tensor) -> tuple[Tensor, Tensor]:
     return embeddings, twin.norm(x)
 
 
-def train(head: Head, twin: Twin, renderer: ChatRenderer, options: argparse.Namespace) -> None:
+def train(head: TrainedHead, twin: Twin, renderer: ChatRenderer, options: argparse.Namespace) -> None:
     """Train for `options.minutes` or steps; the rate rises in the first fifty steps and falls in the last half."""
     log = Log(options.out / "log.jsonl")
     optimizer = torch.optim.Adam(head.parameters(), lr=options.rate, betas=(0.9, 0.98))
@@ -112,7 +112,7 @@ def train(head: Head, twin: Twin, renderer: ChatRenderer, options: argparse.Name
     save(head, options.out, source_config=options.config)
 
 
-def save(head: Head, directory: Path, *, source_config: dict[str, object]) -> None:
+def save(head: TrainedHead, directory: Path, *, source_config: dict[str, object]) -> None:
     """Write the head as a folder that `--mtp` takes."""
     weights = {f"mtp.{name}": value.contiguous() for name, value in head.state_dict().items()}
     save_file(weights, directory / "model.safetensors", metadata={"format": "mlx"})
@@ -135,7 +135,7 @@ def main() -> None:
     random.seed(options.seed)
     options.out.mkdir(parents=True, exist_ok=True)
     twin, options.config = load_twin(options.model)
-    train(Head(options.config), twin, ChatRenderer(demo_tokenizer()), options)
+    train(TrainedHead(options.config), twin, ChatRenderer(demo_tokenizer()), options)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Images in a chat: in its messages, in its text, and in the words of people who look at its tokens.
 
-A message has a part ``{"type": "image", "image": Image}``, and the template writes the model's marker for it. In the
-text the marker is followed by a tag with the image's digest, so whoever compares texts compares images; the
+A message has a part ``{"type": "image", "image": ImageFile}``, and the template writes the model's marker for it. In
+the text the marker is followed by a tag with the image's digest, so whoever compares texts compares images; the
 tokenizer puts the image's run of tokens in the place of both. A marker in somebody's words is no image: it is cut in
 two, and the tokenizer joins the tokens of its halves.
 """
@@ -19,7 +19,7 @@ import numpy as np
 
 from reprise.chat.request import Message
 from reprise.core.abandon import stop_if_abandoned
-from reprise.core.images import Image, ImageExpansion, ImageReader, PromptImage, path_tokens
+from reprise.core.images import ImageExpansion, ImageFile, ImageReader, PromptImage, path_tokens
 from reprise.core.tokens import Span, Tokens, as_tokens
 
 # Code points that Unicode reserves for a program's own use.
@@ -31,7 +31,7 @@ _NUM_DIGITS = 32
 class SeenImage:
     """An image, and what stands for it in a prompt of one model."""
 
-    image: Image
+    image: ImageFile
     expansion: ImageExpansion
 
     def __repr__(self) -> str:
@@ -55,7 +55,7 @@ class SeenImage:
 
 
 PROBE = SeenImage(
-    image=Image(content=b"", digest=bytes(16), width=1, height=1),
+    image=ImageFile(content=b"", digest=bytes(16), width=1, height=1),
     expansion=ImageExpansion(tokens=as_tokens([0]), placeholder=0, rows=1, columns=1),
 )
 """An image for trying a template: nothing reads it."""
@@ -82,7 +82,7 @@ class SeenImages:
         """The most characters of a marker with its tag."""
         return len(self.marker) + _NUM_DIGITS + 2
 
-    def see(self, image: Image) -> SeenImage:
+    def see(self, image: ImageFile) -> SeenImage:
         """The image as it stands in a prompt. Raises BadRequest for a file that cannot be decoded, and Abandoned."""
         stop_if_abandoned()
         seen = SeenImage(image=image, expansion=self._reader.expand(image))
@@ -125,18 +125,18 @@ class SeenImages:
         return value
 
 
-def image_part(image: Image | SeenImage) -> dict[str, Any]:
+def image_part(image: ImageFile | SeenImage) -> dict[str, Any]:
     """The part of a message that is this image."""
     return {"type": "image", "image": image}
 
 
-def image_of(part: Any) -> Image | None:
+def image_of(part: Any) -> ImageFile | None:
     """The image that a part of a message is; None: it is something else."""
     found = _seen_in(part)
     return found.image if isinstance(found, SeenImage) else found
 
 
-def images_in(messages: Sequence[Message]) -> list[Image]:
+def images_in(messages: Sequence[Message]) -> list[ImageFile]:
     """The images of a chat, in its order. O(parts)."""
     return [found for message in messages for part in _parts(message) if (found := image_of(part)) is not None]
 
@@ -146,7 +146,7 @@ def seen_in(messages: Sequence[Message]) -> list[SeenImage]:
     return [seen for message in messages for part in _parts(message) if (seen := seen_part(part)) is not None]
 
 
-def with_seen(messages: Sequence[Message], see: Callable[[Image], SeenImage]) -> tuple[Message, ...]:
+def with_seen(messages: Sequence[Message], see: Callable[[ImageFile], SeenImage]) -> tuple[Message, ...]:
     """The messages with their images as they stand in a prompt. Raises what `see` raises."""
     return tuple(
         {**message, "content": [_with_seen(part, see) for part in _parts(message)]} if images_in([message]) else message
@@ -154,7 +154,7 @@ def with_seen(messages: Sequence[Message], see: Callable[[Image], SeenImage]) ->
     )
 
 
-def _with_seen(part: Any, see: Callable[[Image], SeenImage]) -> Any:
+def _with_seen(part: Any, see: Callable[[ImageFile], SeenImage]) -> Any:
     found = image_of(part)
     return part if found is None else image_part(see(found))
 
@@ -165,9 +165,9 @@ def seen_part(part: Any) -> SeenImage | None:
     return found if isinstance(found, SeenImage) else None
 
 
-def _seen_in(part: Any) -> Image | SeenImage | None:
+def _seen_in(part: Any) -> ImageFile | SeenImage | None:
     found: object = cast(Mapping[str, Any], part).get("image") if isinstance(part, Mapping) else None
-    return found if isinstance(found, Image | SeenImage) else None
+    return found if isinstance(found, ImageFile | SeenImage) else None
 
 
 def _parts(message: Message) -> list[Any]:
@@ -178,7 +178,7 @@ def _parts(message: Message) -> list[Any]:
 # For people.
 
 
-def named(image: Image | PromptImage) -> str:
+def named(image: ImageFile | PromptImage) -> str:
     """What an image is called where a text shows its place: ``[image 1024 x 768]``."""
     pixels = image.image if isinstance(image, PromptImage) else image
     return f"[image {pixels.width} x {pixels.height}]"

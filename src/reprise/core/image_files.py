@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
 from reprise.core.errors import BadRequest
-from reprise.core.images import Image, digest_of
+from reprise.core.images import ImageFile, digest_of
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -30,12 +30,12 @@ LOW = "low"
 LOW_PIXELS = 512
 _LONGEST_SIDE = 65_535
 
-_KNOWN: WeakValueDictionary[bytes, Image] = WeakValueDictionary()
+_KNOWN: WeakValueDictionary[bytes, ImageFile] = WeakValueDictionary()
 """The images that somebody has: a chat sends the same ones again and again, and they are held once."""
 _known_lock = Lock()
 
 
-def image_of(content: bytes, *, detail: str | None = None, max_pixels: int, where: str | None = None) -> Image:
+def image_of(content: bytes, *, detail: str | None = None, max_pixels: int, where: str | None = None) -> ImageFile:
     """The image in a file, of which the header alone is read. `detail` "low" has it scaled down.
 
     Raises BadRequest for what is no image, for a kind that is not read, and for more pixels than `max_pixels`.
@@ -53,11 +53,11 @@ def image_of(content: bytes, *, detail: str | None = None, max_pixels: int, wher
     _check_size(width, height, max_pixels=max_pixels, where=where)
     with _known_lock:
         return _KNOWN.setdefault(
-            digest, Image(content=content, digest=digest, width=width, height=height, detail=detail)
+            digest, ImageFile(content=content, digest=digest, width=width, height=height, detail=detail)
         )
 
 
-def pixels_of(image: Image) -> Picture:
+def pixels_of(image: ImageFile) -> Picture:
     """The image as a viewer shows it: its first frame, turned as its camera says, in RGB without transparency.
 
     Color profiles are not applied, as in transformers. Raises BadRequest for a file that cannot be decoded.

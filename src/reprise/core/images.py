@@ -17,7 +17,7 @@ from reprise.core.tokens import Span, Tokens, as_tokens
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True, kw_only=True, eq=False, repr=False)
-class Image:
+class ImageFile:
     """An image file as a client sent it, of `width` x `height` pixels as its header says.
 
     `digest`: of the file's bytes and of whatever option changes the pixels that the model sees (`detail`). Images are
@@ -31,7 +31,7 @@ class Image:
     detail: str = "auto"
 
     def __eq__(self, other: object) -> bool:
-        return self.digest == other.digest if isinstance(other, Image) else NotImplemented
+        return self.digest == other.digest if isinstance(other, ImageFile) else NotImplemented
 
     def __hash__(self) -> int:
         return hash(self.digest)
@@ -73,7 +73,7 @@ class ImageReader(Protocol):
         """The special token that the chat template writes for an image, and that is one in nobody's words."""
         ...
 
-    def expand(self, image: Image) -> ImageExpansion:
+    def expand(self, image: ImageFile) -> ImageExpansion:
         """What stands in a prompt for this image. Raises BadRequest for a file that cannot be decoded."""
         ...
 
@@ -83,7 +83,7 @@ class PromptImage:
     """An image of a prompt: `span` holds its placeholders and the separators between them."""
 
     span: Span
-    image: Image
+    image: ImageFile
     rows: int
     columns: int
 

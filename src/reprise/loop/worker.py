@@ -19,7 +19,7 @@ from reprise.core.allowance import StepAllowance
 from reprise.core.clock import Clock, monotonic
 from reprise.core.errors import OutOfMemory, RepriseError, no_room_for_requests
 from reprise.core.events import Event, FinishReason, Progress, Started
-from reprise.core.images import Image
+from reprise.core.images import ImageFile
 from reprise.core.job import Job, Purpose
 from reprise.core.settings import Settings
 from reprise.core.tokens import Span, as_tokens, join_tokens
@@ -330,7 +330,7 @@ class Worker:
                 self.requests.run_isolated(request, partial(self._encode, image=unseen[0].image))
         return seen
 
-    def _encode(self, request: RunningRequest, *, image: Image) -> None:
+    def _encode(self, request: RunningRequest, *, image: ImageFile) -> None:
         started_s = self._clock()
         self.runner.encode(image, holder=request.id)
         request.stats.num_images_encoded += 1

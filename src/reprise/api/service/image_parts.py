@@ -100,23 +100,23 @@ def too_large(nbytes: int) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Source:
+class _SentImage:
     text: str
     is_url: bool
 
 
-def _source_of(fields: Mapping[str, Any]) -> _Source | None:
+def _source_of(fields: Mapping[str, Any]) -> _SentImage | None:
     """Where the image is, in the words of any API; None: nowhere."""
     given: Any = fields.get("image_url", fields.get("source", fields.get("image")))
     if isinstance(given, Mapping):
         inner = cast(Mapping[str, Any], given)
         if inner.get("type") == "base64" and isinstance(inner.get("data"), str):
-            return _Source(text=inner["data"], is_url=False)
+            return _SentImage(text=inner["data"], is_url=False)
         given = inner.get("url")
     if not isinstance(given, str) or given == "":
         return None
     is_url = ":" in given[:16]
-    return _Source(text=given, is_url=is_url)
+    return _SentImage(text=given, is_url=is_url)
 
 
 def _detail_of(fields: Mapping[str, Any]) -> str | None:

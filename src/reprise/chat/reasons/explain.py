@@ -16,7 +16,7 @@ from reprise.chat.request import ChatRequest, Message
 from reprise.chat.templates.probe_turns import head_length, last_user_at
 from reprise.chat.templates.rendered import PartKind, PromptPart, Rendered, words_at
 from reprise.chat.text_model import TextModel
-from reprise.core.images import Image
+from reprise.core.images import ImageFile
 from reprise.core.outcome import Outcome, Reason
 from reprise.core.tokens import Span, Tokens, common_prefix
 
@@ -473,12 +473,12 @@ def _own_words(rendered: Rendered, part: PromptPart) -> Span | None:
     )
 
 
-def _said(message: Message) -> tuple[Any, str, str, list[Image]]:
+def _said(message: Message) -> tuple[Any, str, str, list[ImageFile]]:
     text = joined_text(message.get("content")).strip()
     return message.get("role"), text, repr(message.get("tool_calls")), images_in([message])
 
 
-def _head(rendered: Rendered) -> list[tuple[Any, str, str, list[Image]]]:
+def _head(rendered: Rendered) -> list[tuple[Any, str, str, list[ImageFile]]]:
     messages = rendered.request.messages
     return [_said(message) for message in messages[: head_length(messages)]]
 

@@ -18,7 +18,7 @@ from reprise.engine.states.blueprint import Blueprint, blueprint_of
 from reprise.engine.states.layers import HiddenLayer
 
 
-class Head(nn.Module):
+class MtpHead(nn.Module):
     """Layers over the embedding of a token and the hidden state before it. Embedding and output are the model's."""
 
     def __init__(self, layers: list[nn.Module], *, width: int, eps: float, needs_array: bool) -> None:
@@ -52,7 +52,7 @@ class HeadedModel(nn.Module):
     """A model of mlx-lm and its head. The caches are the model's, then the head's, then the last hidden state."""
 
     def __init__(
-        self, model: nn.Module, head: Head, *, text_at: str, body: str = "model", embedding: str = "embed_tokens"
+        self, model: nn.Module, head: MtpHead, *, text_at: str, body: str = "model", embedding: str = "embed_tokens"
     ) -> None:
         """`text_at`: the attribute of the model that has the language model; empty: it is that itself. `body`: that
         one's attribute without the output matrix, and `embedding` what it embeds tokens with."""
@@ -123,14 +123,15 @@ def blueprint_with_head(model: nn.Module, *, kv_bits: int | None = None, kv_grou
     if not isinstance(model, HeadedModel):
         return blueprint_of(model, kv_bits=kv_bits, kv_group_size=kv_group_size)
     main, own = (
-        blueprint_of(each, kv_bits=kv_bits, kv_group_size=kv_group_size) for each in (model.model, _Layers(model.head))
+        blueprint_of(each, kv_bits=kv_bits, kv_group_size=kv_group_size)
+        for each in (model.model, _HeadLayers(model.head))
     )
     return main.with_head(own)
 
 
-class _Layers(nn.Module):
+class _HeadLayers(nn.Module):
     """A head's layers that attend, as mlx-lm looks at a model: a cache of plain attention for each."""
 
-    def __init__(self, head: Head) -> None:
+    def __init__(self, head: MtpHead) -> None:
         super().__init__()
         self.layers = [layer for layer, attends in zip(head.layers, head.has_cache, strict=True) if attends]

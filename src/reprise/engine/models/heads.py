@@ -21,7 +21,7 @@ from mlx.utils import tree_flatten
 from mlx_lm import utils as mlx_lm_utils
 
 from reprise.core.errors import LoadFailed, first_line
-from reprise.engine.models.headed import Head, HeadedModel
+from reprise.engine.models.headed import HeadedModel, MtpHead
 from reprise.engine.models.model_files import HEADS_BESIDE, WEIGHTS, read_config
 
 log = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ class HeadFormat:
 
     `text_at`: the attribute of mlx-lm's model that has the language model. `prefixes`: regular expressions of what
     stands before the names of a head's tensors. `names`: how those begin, another regular expression, and how in
-    `Head`. `one_layer`: the configuration under which the family's model is that of the head's layer alone.
+    `MtpHead`. `one_layer`: the configuration under which the family's model is that of the head's layer alone.
     """
 
     text_at: str = ""
@@ -135,8 +135,8 @@ class HeadFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Stored:
-    """The tensors of a head in one place, by their names in `Head`, lazy."""
+class _StoredHead:
+    """The tensors of a head in one place, by their names in `MtpHead`, lazy."""
 
     place: str
     tensors: Mapping[str, mx.array]
@@ -153,7 +153,7 @@ def attach_head(
     folder was given.
     """
     stored = _find(config, directory, mtp=mtp)
-    if not isinstance(stored, _Stored):
+    if not isinstance(stored, _StoredHead):
         return model, stored
     form = FORMATS[str(config.get("model_type"))]
     try:
@@ -170,7 +170,7 @@ def attach_head(
 def look_for_head(config: Mapping[str, Any], directory: Path, *, mtp: str) -> HeadFacts | None:
     """What the files say of a head, as `attach_head` would find it, without reading its weights. Raises LoadFailed."""
     stored = _find(config, directory, mtp=mtp)
-    if not isinstance(stored, _Stored):
+    if not isinstance(stored, _StoredHead):
         return stored
     return HeadFacts(place=stored.place, nbytes=sum(array.nbytes for array in stored.tensors.values()))
 
@@ -180,7 +180,7 @@ def without_head(model: nn.Module) -> nn.Module:
     return model.model if isinstance(model, HeadedModel) else model
 
 
-def _find(config: Mapping[str, Any], directory: Path, *, mtp: str) -> _Stored | HeadFacts | None:
+def _find(config: Mapping[str, Any], directory: Path, *, mtp: str) -> _StoredHead | HeadFacts | None:
     """The head's tensors; why there are none, if they were to be expected; None: they were not. Raises LoadFailed."""
     if mtp == "off":
         return None
@@ -213,7 +213,7 @@ def _text_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
 # Where it is.
 
 
-def _in_checkpoint(directory: Path, form: HeadFormat, config: Mapping[str, Any]) -> _Stored | None:
+def _in_checkpoint(directory: Path, form: HeadFormat, config: Mapping[str, Any]) -> _StoredHead | None:
     """The head in the model's own files or beside them."""
     files = sorted(directory.glob(WEIGHTS))
     stored = _stored(files, form, config, place=directory.name)
@@ -223,7 +223,7 @@ def _in_checkpoint(directory: Path, form: HeadFormat, config: Mapping[str, Any])
     return stored
 
 
-def _in_folder(folder: Path, form: HeadFormat, config: Mapping[str, Any]) -> _Stored:
+def _in_folder(folder: Path, form: HeadFormat, config: Mapping[str, Any]) -> _StoredHead:
     """The head in a folder of its own, or in one of a whole model. Raises LoadFailed."""
     if not folder.is_dir():
         raise LoadFailed(f"--mtp {folder}: no such directory. Give a folder with a head, auto or off.")
@@ -237,7 +237,7 @@ def _in_folder(folder: Path, form: HeadFormat, config: Mapping[str, Any]) -> _St
 
 def _stored(
     files: Sequence[Path], form: HeadFormat, config: Mapping[str, Any], *, place: str, is_bare: bool = False
-) -> _Stored | None:
+) -> _StoredHead | None:
     """The head's tensors in these files. `is_bare`: all are its own, with or without the prefix."""
     text = _text_of(config)
     prefixes = [prefix.replace("{num_hidden_layers}", str(text.get("num_hidden_layers"))) for prefix in form.prefixes]
@@ -254,7 +254,7 @@ def _stored(
                 is_converted = is_converted and metadata.get("format") == "mlx"
             if own is not None and not own.startswith(form.ignored):
                 found[_name(own, form)] = array
-    return _Stored(place=place, tensors=found, is_converted=is_converted) if found else None
+    return _StoredHead(place=place, tensors=found, is_converted=is_converted) if found else None
 
 
 def _name(stored: str, form: HeadFormat) -> str:
@@ -279,13 +279,13 @@ def _one_layer(config: Mapping[str, Any]) -> nn.Module:
     return cast(nn.Module, model_class(arguments.from_dict({**config, **given})))
 
 
-def _of_layers(one: nn.Module, form: HeadFormat, config: Mapping[str, Any]) -> Head:
+def _of_layers(one: nn.Module, form: HeadFormat, config: Mapping[str, Any]) -> MtpHead:
     text = _text_of(config)
     width, eps = int(text["hidden_size"]), float(text[form.eps])
-    return Head(list(cast(Any, one).layers), width=width, eps=eps, needs_array=form.needs_array)
+    return MtpHead(list(cast(Any, one).layers), width=width, eps=eps, needs_array=form.needs_array)
 
 
-def _read(stored: _Stored, form: HeadFormat, config: Mapping[str, Any]) -> Head:
+def _read(stored: _StoredHead, form: HeadFormat, config: Mapping[str, Any]) -> MtpHead:
     """A head with these weights. Raises LoadFailed if they do not fit the model."""
     try:
         one = _one_layer(config)
@@ -305,7 +305,7 @@ def _read(stored: _Stored, form: HeadFormat, config: Mapping[str, Any]) -> Head:
     return head
 
 
-def _converted(stored: _Stored, one: nn.Module, form: HeadFormat) -> dict[str, mx.array]:
+def _converted(stored: _StoredHead, one: nn.Module, form: HeadFormat) -> dict[str, mx.array]:
     """The tensors by the names and in the form of mlx-lm's layers, as the model's own code converts a checkpoint."""
     norms = {name: array for name, array in stored.tensors.items() if _NORM.search(name) and array.ndim == 1}
     rest = {name: array for name, array in stored.tensors.items() if name not in norms}
@@ -329,7 +329,7 @@ def _stacked(tensors: Mapping[str, mx.array]) -> dict[str, mx.array]:
     return found | {name: mx.stack([each[at] for at in sorted(each)]) for name, each in experts.items()}
 
 
-def _quantise(head: Head, tensors: Mapping[str, mx.array]) -> None:
+def _quantise(head: MtpHead, tensors: Mapping[str, mx.array]) -> None:
     """Have the head's layers take quantised weights where the tensors are; their shapes say in which form."""
 
     def form_of(path: str, module: nn.Module) -> bool | dict[str, Any]:

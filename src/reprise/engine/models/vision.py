@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from reprise.core.images import Image, digest_of
+from reprise.core.images import ImageFile, digest_of
 from reprise.core.installation import mend_line
 
 TEXT_ALONE: Mapping[str, str] = {
@@ -55,12 +55,12 @@ def why_blind(config: Mapping[str, Any], *, has_tower: bool, images: str = "auto
     return None if is_of_source(config) else "mlx-vlm does not have its type"
 
 
-def blank_image(width: int, height: int) -> Image:
+def blank_image(width: int, height: int) -> ImageFile:
     """An image of one colour, as a PNG file."""
     return image_of_pixels(bytes(3 * width * height), width, height)
 
 
-def image_of_pixels(pixels: bytes, width: int, height: int) -> Image:
+def image_of_pixels(pixels: bytes, width: int, height: int) -> ImageFile:
     """An image of these pixels, row by row in RGB, as a PNG file."""
     lines = b"".join(b"\0" + pixels[3 * width * row : 3 * width * (row + 1)] for row in range(height))
     header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
@@ -68,7 +68,7 @@ def image_of_pixels(pixels: bytes, width: int, height: int) -> Image:
     content = b"\x89PNG\r\n\x1a\n" + b"".join(
         struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data)) for kind, data in chunks
     )
-    return Image(content=content, digest=digest_of(content), width=width, height=height)
+    return ImageFile(content=content, digest=digest_of(content), width=width, height=height)
 
 
 def digest_of_processor(directory: Path) -> str:

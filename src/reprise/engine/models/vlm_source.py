@@ -28,7 +28,7 @@ from PIL import Image as Pictures
 from reprise.chat.text_model import TextModel
 from reprise.core.errors import BadRequest, LoadFailed, first_line
 from reprise.core.image_files import pixels_of
-from reprise.core.images import Image, ImageExpansion, PromptImage, grid_positions
+from reprise.core.images import ImageExpansion, ImageFile, PromptImage, grid_positions
 from reprise.core.kinds import Full, KvKind, Window
 from reprise.core.tokens import Span, Tokens, as_tokens
 from reprise.engine.states.seeing import (
@@ -138,7 +138,7 @@ class VlmReader:
     def marker(self) -> str:
         return self._marker
 
-    def expand(self, image: Image) -> ImageExpansion:
+    def expand(self, image: ImageFile) -> ImageExpansion:
         """What stands in a prompt for this image. Raises BadRequest for a file that cannot be decoded."""
         with self._own:
             known = self._expansions.get(image.digest)
@@ -151,7 +151,7 @@ class VlmReader:
                 self._prepared[image.digest] = prepared
         return expansion
 
-    def prepare(self, image: Image) -> PreparedImage:
+    def prepare(self, image: ImageFile) -> PreparedImage:
         """The image as the tower takes it. Raises BadRequest for a file that cannot be decoded."""
         with self._own:
             known = self._prepared.pop(image.digest, None)
@@ -161,7 +161,7 @@ class VlmReader:
         """The same for another template of the model; None if that has no place for images."""
         return self if self._marker in _written_for_image(text) else None
 
-    def _read(self, image: Image) -> tuple[ImageExpansion, PreparedImage]:
+    def _read(self, image: ImageFile) -> tuple[ImageExpansion, PreparedImage]:
         picture = pixels_of(image)
         try:
             with self._running:
@@ -371,7 +371,7 @@ def _positions(whole: nn.Module, inputs: Mapping[str, Any], expansion: ImageExpa
     (places,) = np.nonzero(tokens == expansion.placeholder)
     span = Span(int(places[0]), int(places[-1]) + 1)
     if len(span) == expansion.rows * expansion.columns:
-        nobody = Image(content=b"", digest=b"", width=0, height=0)
+        nobody = ImageFile(content=b"", digest=b"", width=0, height=0)
         seen = PromptImage(span=span, image=nobody, rows=expansion.rows, columns=expansion.columns)
         if np.array_equal(theirs, grid_positions(0, len(tokens), [seen])):
             return Positions.GRID

@@ -13,7 +13,7 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
-from reprise.core.images import Image
+from reprise.core.images import ImageFile
 from reprise.core.tokens import Span
 from reprise.engine.states.seeing import Embedded, ImageFeatures, PassInputs, SeeingModel
 from reprise.engine.states.sequence_batch import SequenceBatch
@@ -39,7 +39,7 @@ class FeatureCache:
     def nbytes(self) -> int:
         return sum(features.nbytes for features in self._kept.values())
 
-    def find(self, image: Image, *, holder: str | None = None) -> ImageFeatures | None:
+    def find(self, image: ImageFile, *, holder: str | None = None) -> ImageFeatures | None:
         """The features of an image, if they are kept; `holder`: the request that needs them."""
         features = self._kept.get(image.digest)
         if features is not None:
@@ -51,7 +51,7 @@ class FeatureCache:
         """Reclaim memory for an image of so many placeholders, as far as their size is known."""
         self._memory.reserve(num_rows * self._row_nbytes)
 
-    def keep(self, image: Image, features: ImageFeatures, *, holder: str | None = None) -> None:
+    def keep(self, image: ImageFile, features: ImageFeatures, *, holder: str | None = None) -> None:
         """Keep what the tower has just made of an image."""
         self.num_encoded += 1
         self._row_nbytes = features.nbytes // len(features.places)
@@ -86,7 +86,7 @@ class FeatureCache:
         """AssertionError unless the account is right."""
         self._memory.check({Account.IMAGES: self.nbytes})
 
-    def _hold(self, image: Image, holder: str | None) -> None:
+    def _hold(self, image: ImageFile, holder: str | None) -> None:
         if holder is not None:
             self._holders.setdefault(image.digest, set()).add(holder)
 
@@ -109,7 +109,7 @@ def inputs_of(
     model: SeeingModel,
     rows: SequenceBatch,
     tokens: npt.NDArray[np.int32],
-    features_of: Callable[[Image], ImageFeatures],
+    features_of: Callable[[ImageFile], ImageFeatures],
 ) -> PassInputs:
     """What a pass over `tokens`, shape ``(rows, n)``, is told where there are placeholders (ids below 0) among them."""
     embedded, num = model.embed(mx.array(tokens)), tokens.shape[1]

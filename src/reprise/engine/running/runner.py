@@ -15,7 +15,7 @@ from mlx import nn
 from reprise.cache.lookup import Restore
 from reprise.cache.payload import Payload, SegmentPayload, Source
 from reprise.core.events import FinishReason, Sampled
-from reprise.core.images import Image, PromptImage
+from reprise.core.images import ImageFile, PromptImage
 from reprise.core.job import Job
 from reprise.core.kinds import Footprint, Full, KvKind
 from reprise.core.tokens import Span, Tokens
@@ -367,7 +367,7 @@ class Runner:
         inside = [each for each in live.images if each.span.clip(span.start, span.stop) is not None]
         return [each for each in inside if self.features.find(each.image, holder=holder) is None]
 
-    def encode(self, image: Image, *, holder: str | None = None) -> ImageFeatures:
+    def encode(self, image: ImageFile, *, holder: str | None = None) -> ImageFeatures:
         """Run the tower on an image. Raises BadRequest for a file that cannot be decoded."""
         model, vision = self.loaded.model, self.loaded.vision
         assert isinstance(model, SeeingModel) and vision is not None, "a model that does not see gets no image"

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from mlx import nn
 
 from reprise.chat.text_model import TextModel
-from reprise.core.images import Image, ImageReader
+from reprise.core.images import ImageFile, ImageReader
 from reprise.core.kinds import KvKind
 from reprise.core.tokens import Span
 
@@ -66,7 +66,7 @@ class PreparedImage:
 class PreparingReader(ImageReader, Protocol):
     """The image side of a model, as the engine sees it."""
 
-    def prepare(self, image: Image) -> PreparedImage:
+    def prepare(self, image: ImageFile) -> PreparedImage:
         """The image as the tower takes it. Raises BadRequest for a file that cannot be decoded."""
         ...
 
