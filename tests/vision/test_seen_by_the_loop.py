@@ -327,3 +327,24 @@ def test_weights_come_and_go_with_their_tower_and_what_was_seen_stays() -> None:
     assert engine.num_encoded == 1
     assert warm.tokens == engine.cold_answer(prompt)
     engine.close()
+
+
+def test_features_that_have_to_go_again_stop_nobody() -> None:
+    """In a memory so small that they are released before the slice that waits for them."""
+    engine = SeeingEngine("qwen3_5")
+    prompt = engine.chat(["These: ", ONE, OTHER, "Compare."])
+
+    def forget_each_step(worker: Worker) -> None:
+        step = worker.step
+
+        def forgetting() -> None:
+            worker.runner.features.clear()
+            assert worker.runner.features.num_encoded < 20, "it does not come to an end"
+            step()
+
+        worker.step = forgetting  # type: ignore[method-assign]
+
+    expected = engine.cold_answer(prompt)
+    engine.ask(forget_each_step)
+    assert engine.answer(prompt, namespace="forgetful").tokens == expected
+    engine.close()

@@ -148,6 +148,8 @@ class RunningRequest:
     """None if drafts are off for it."""
 
     # Progress.
+    waited_for: set[bytes] = field(default_factory=set[bytes])
+    """The digests of the images that were encoded for it before the slices that need them."""
     stored: int = 0
     """``[0, stored)`` of the prompt is committed, or was refused by the cache."""
     scored: int = 1

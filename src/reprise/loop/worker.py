@@ -324,7 +324,8 @@ class Worker:
             request = self.requests[piece.id]
             assert request.live is not None, request.id
             unseen = self.runner.unseen(request.live, Span(piece.start, piece.stop), holder=request.id)
-            if not unseen:
+            if not unseen or unseen[0].image.digest in request.waited_for:
+                # What had to go again, in a small memory, is encoded within the pass: waiting would never end.
                 seen.append(piece)
             else:
                 self.requests.run_isolated(request, partial(self._encode, image=unseen[0].image))
@@ -332,6 +333,7 @@ class Worker:
 
     def _encode(self, request: RunningRequest, *, image: ImageFile) -> None:
         started_s = self._clock()
+        request.waited_for.add(image.digest)
         self.runner.encode(image, holder=request.id)
         request.stats.num_images_encoded += 1
         request.stats.tower_s += self._clock() - started_s
