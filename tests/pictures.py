@@ -6,7 +6,9 @@ import struct
 import zlib
 from typing import Any
 
-from PIL import Image as Pictures
+import pytest
+
+Pictures: Any = pytest.importorskip("PIL.Image", reason="needs the extra `vision`")
 
 
 def png(width: int = 48, height: int = 32, color: tuple[int, int, int] = (200, 30, 30)) -> bytes:
@@ -14,7 +16,7 @@ def png(width: int = 48, height: int = 32, color: tuple[int, int, int] = (200, 3
     return encoded(Pictures.new("RGB", (width, height), color), "PNG")
 
 
-def encoded(picture: Pictures.Image, form: str, **options: Any) -> bytes:
+def encoded(picture: Any, form: str, **options: Any) -> bytes:
     out = io.BytesIO()
     picture.save(out, form, **options)
     return out.getvalue()

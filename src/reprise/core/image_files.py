@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
     from PIL.Image import Image as Picture
 
-INSTALL = "pip install 'mlx-reprise[vision]'"
-"""What a user types to have Pillow, and the models that see."""
+INSTALL = "the extra `vision` installed (docs/images.md)"
+"""What brings Pillow, and the models that see. Clients read it, so it says nothing of where this server is."""
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 _NAMES = "PNG, JPEG, WebP, GIF or BMP"
@@ -96,7 +96,7 @@ def _opened(content: bytes) -> Generator[Picture]:
     try:
         from PIL import Image as Pictures  # noqa: PLC0415 (an extra)
     except ImportError as error:
-        raise BadRequest(f"This server cannot read images: Pillow is not installed. {INSTALL}") from error
+        raise BadRequest(f"This server cannot read images: it needs {INSTALL}.") from error
     # Sizes are checked here: Pillow's own limit is a warning, at another number.
     Pictures.MAX_IMAGE_PIXELS = None
     with Pictures.open(io.BytesIO(content), formats=FORMATS) as picture:
