@@ -193,7 +193,7 @@ async def test_sound_is_left_out_and_the_sentence_says_that_images_are_read() ->
 async def test_a_model_that_sees_nothing_says_what_would_help() -> None:
     async with api() as a:
         refused = await post(a, "chat", asks("chat", words("chat", "What?"), OTHER_IMAGES["chat"]))
-        assert refused.status_code == 400 and "[vision]" in refused.json()["error"]["message"]
+        assert refused.status_code == 400 and "extra `vision`" in refused.json()["error"]["message"]
 
 
 async def test_the_record_has_the_images() -> None:

@@ -32,7 +32,7 @@ def test_a_part_is_openais() -> None:
 def test_a_model_that_sees_nothing_refuses_an_image_in_a_question_and_goes_on_without_one_in_a_result() -> None:
     with reprise.Engine(tiny_model("llama"), settles=False) as engine:
         chat = engine.chat(max_tokens=8)
-        with pytest.raises(reprise.BadRequest, match=r"\[vision\]"):
+        with pytest.raises(reprise.BadRequest, match=r"extra .vision."):
             chat.send(["What is this?", reprise.Image(png())])
         assert chat.messages == []
         call = {"id": "c", "type": "function", "function": {"name": "look", "arguments": "{}"}}
