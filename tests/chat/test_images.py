@@ -1,7 +1,7 @@
 """Images in a chat: where they stand in the prompt, what survives the next turn, and who may be taken for one."""
 
 from dataclasses import replace
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -96,6 +96,36 @@ def test_a_marker_in_somebodys_words_is_no_image(family: str, *, has_image: bool
     assert reader.vocab[marker] not in outside
     # The model reads the same characters, in ordinary tokens.
     assert words in text_of(rendered, model)
+
+
+@ANY_FAMILY
+def test_a_marker_that_a_template_joins_is_no_image(family: str) -> None:
+    """Not even with what stands for an image that the server has just seen."""
+    model = seeing(family)
+    reader = cast(SizeReader, model.images)
+    marker = reader.family.marker
+    renderer = Renderer(model)
+    seen = renderer.render(ChatRequest(messages=(shows("Look.", CAT),)))
+    for tag in ("", "\ufdd1ab\ufdd2", f"\ufdd1{CAT.digest.hex()}\ufdd2"):
+        parts = [{"type": "text", "text": text} for text in (marker[:3], marker[3:] + tag)]
+        rendered = renderer.render(ChatRequest(messages=({"role": "user", "content": parts},)))
+        assert rendered.prompt.images == ()
+        assert reader.vocab[marker] not in rendered.prompt.tokens
+        assert (rendered.prompt.tokens >= 0).all()
+        assert marker in text_of(rendered, model)
+    assert len(seen.prompt.images) == 1
+
+
+@ANY_FAMILY
+def test_a_marker_in_a_name_is_no_image(family: str) -> None:
+    model = seeing(family)
+    reader = cast(SizeReader, model.images)
+    marker = reader.family.marker
+    parameters: dict[str, Any] = {"type": "object", "properties": {marker: {"type": "string"}}}
+    tool: dict[str, Any] = {"type": "function", "function": {"name": "look", "parameters": parameters}}
+    rendered = render(model, shows("Look.", CAT), tools=(tool,))
+    assert [image.image for image in rendered.prompt.images] == [CAT]
+    assert reader.vocab[marker] not in np.concatenate(_outside(rendered))
 
 
 @ANY_FAMILY

@@ -114,13 +114,14 @@ class SeenImages:
         if isinstance(value, str):
             return value.replace(self.marker, self.cut_marker) if self.marker in value else value
         if isinstance(value, list | tuple):
-            given = cast(Sequence[Any], value)
-            items = [self.without_markers(item) for item in given]
-            is_same = all(one is other for one, other in zip(items, given, strict=True))
+            listed = cast(Sequence[Any], value)
+            items = [self.without_markers(item) for item in listed]
+            is_same = all(one is other for one, other in zip(items, listed, strict=True))
             return cast(Any, value) if is_same else items
         if isinstance(value, Mapping):
-            fields = {key: self.without_markers(item) for key, item in cast(Mapping[str, Any], value).items()}
-            is_same = all(item is cast(Any, value)[key] for key, item in fields.items())
+            given = cast(Mapping[str, Any], value)
+            fields = {self.without_markers(key): self.without_markers(item) for key, item in given.items()}
+            is_same = all(key in given and item is given[key] for key, item in fields.items())
             return cast(Any, value) if is_same else fields
         return value
 

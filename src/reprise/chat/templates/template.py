@@ -257,11 +257,9 @@ class ChatTemplate:
             # A marker in somebody's words could be taken for one of them.
             said, own = self._images.without_markers(said), self._images.without_markers(own)
         text = self._rendered(said, **given, **own, **self.dates.options(context.moment))
-        if not images and self._images.marker in text:
-            said, own = self._images.without_markers(said), self._images.without_markers(own)
-            text = self._rendered(said, **given, **own, **self.dates.options(context.moment))
         if not images:
-            return text
+            # Also one that the template has joined, from two parts of a message.
+            return self._images.without_markers(text)
         seen = self._images.written(text, images)
         if seen is None:
             raise TemplateFailed(
