@@ -2,8 +2,9 @@
 
 import http.server
 import threading
+import time
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -242,6 +243,14 @@ class _Files(http.server.BaseHTTPRequestHandler):
             self.send_response(200)
             self.end_headers()
             self.wfile.write(bytes(100_000))
+        elif self.path.startswith("/slow"):
+            # A byte now and then, in a header or behind the headers.
+            self.wfile.write(b"HTTP/1.0 200 OK\r\n" + (b"A: " if self.path == "/slow/header" else b"\r\n"))
+            until_s = time.monotonic() + 20
+            with suppress(OSError):
+                while time.monotonic() < until_s:
+                    self.wfile.write(b"a")
+                    time.sleep(0.05)
         elif self.path.startswith("/to/"):
             self.send_response(302)
             self.send_header("Location", self.path.removeprefix("/to/"))
@@ -296,6 +305,23 @@ def test_an_image_is_fetched_from_a_host_that_is_allowed(monkeypatch: pytest.Mon
                 fetcher.fetch(url, where="x")
 
 
+@pytest.mark.parametrize("place", ["header", "content"])
+def test_who_sends_an_image_byte_by_byte_has_no_more_time(monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+    with _file_server(monkeypatch):
+        fetcher = replace(_fetcher("pictures.example"), timeout_s=0.5)
+        started_s = time.monotonic()
+        with pytest.raises(BadRequest, match="could not be fetched"):
+            fetcher.fetch(f"http://pictures.example/slow/{place}", where="x")
+        assert time.monotonic() - started_s < 10
+
+
+def test_another_address_is_tried_where_the_first_cannot_be_reached(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine without IPv6 is told the IPv6 addresses of a host, too."""
+    with _file_server(monkeypatch):
+        fetcher = replace(_fetcher("pictures.example"), resolve=lambda host, port: ["::1", "127.0.0.1"])
+        assert fetcher.fetch("http://pictures.example/a.png", where="x") == CAT
+
+
 @pytest.mark.parametrize(
     "address",
     [
@@ -309,6 +335,13 @@ def test_an_image_is_fetched_from_a_host_that_is_allowed(monkeypatch: pytest.Mon
         "0.0.0.0",
         "224.0.0.1",
         "100.64.0.1",
+        # An IPv4 address in another one.
+        "::127.0.0.1",
+        "::ffff:0:127.0.0.1",
+        "64:ff9b::10.0.0.1",
+        "64:ff9b:1::10.0.0.1",
+        "2002:7f00:1::",
+        "fec0::1",
     ],
 )
 def test_no_address_of_a_house_is_public(address: str) -> None:
@@ -322,6 +355,7 @@ def test_no_address_of_a_house_is_public(address: str) -> None:
 
 def test_addresses_of_the_internet_are_public() -> None:
     assert is_public("93.184.216.34") and is_public("2606:2800:220:1:248:1893:25c8:1946")
+    assert is_public("64:ff9b::93.184.216.34"), "where there is no IPv4, names have such addresses"
 
 
 async def test_a_link_to_a_host_that_is_allowed_is_fetched(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,8 +9,10 @@ import http.client
 import ipaddress
 import socket
 import ssl
+import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Generator, Sequence
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from urllib.parse import urljoin, urlsplit
 
@@ -27,15 +29,30 @@ Resolve = Callable[[str, int], Collection[str]]
 
 
 def addresses_of(host: str, port: int) -> Collection[str]:
-    """The addresses of a host, as this machine knows them."""
-    return {str(found[4][0]) for found in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)}
+    """The addresses of a host, as this machine knows them, the one to try first in front."""
+    return list(dict.fromkeys(str(found[4][0]) for found in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)))
 
 
 def is_public(address: str) -> bool:
     """Whether an address is one of the internet's, for a single machine."""
     known = ipaddress.ip_address(address.partition("%")[0])
-    inner = known.ipv4_mapped if isinstance(known, ipaddress.IPv6Address) else None
-    return (known if inner is None else inner).is_global and not known.is_multicast
+    if isinstance(known, ipaddress.IPv6Address):
+        if any(known in network for network in _HOUSES):
+            return False
+        known = _inside(known)
+    return known.is_global and not known.is_multicast
+
+
+_HOUSES = [ipaddress.IPv6Network(network) for network in ("::/96", "::ffff:0:0:0/96", "64:ff9b:1::/48", "fec0::/10")]
+"""Called global by Python: old forms of IPv4 addresses, a house's own translators, and its networks of old."""
+_TRANSLATED = ipaddress.IPv6Network("64:ff9b::/96")
+
+
+def _inside(address: ipaddress.IPv6Address) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    """The IPv4 address that packets to this one may go to, or the same."""
+    if address in _TRANSLATED:
+        return ipaddress.IPv4Address(address.packed[-4:])
+    return address.ipv4_mapped or address.sixtofour or address
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,41 +87,67 @@ class ImageFetcher:
                 f"The URL of an image leads to {host or 'no host'}, which --allow-image-urls does not name.",
                 param=where,
             )
-        addresses = sorted(self.resolve(host, port))
+        addresses = list(self.resolve(host, port))
         if not addresses or not all(map(self.is_allowed, addresses)):
             raise BadRequest(f"The host {host} of an image's URL has no public address.", param=where)
-        connection = _connection(parts.scheme, host, addresses[0], port, until_s)
-        try:
-            path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+        path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+        stream = _connected(addresses, port, until_s)
+        with _shut_at(until_s, stream), closing(_connection(parts.scheme, host, port, stream)) as connection:
             connection.request("GET", path, headers={"Host": host, "Accept": "image/*", "Connection": "close"})
             response = connection.getresponse()
             if response.status in _REDIRECTS:
                 return b"", response.getheader("Location") or ""
             if response.status != http.client.OK:
                 raise BadRequest(f"The host {host} answered {response.status} for an image.", param=where)
-            return self._content(response, connection, until_s, where), None
-        finally:
-            connection.close()
+            return self._content(response, until_s, where), None
 
-    def _content(
-        self, response: http.client.HTTPResponse, connection: http.client.HTTPConnection, until_s: float, where: str
-    ) -> bytes:
+    def _content(self, response: http.client.HTTPResponse, until_s: float, where: str) -> bytes:
         taken = bytearray()
         while True:
-            if connection.sock is not None:
-                connection.sock.settimeout(_left(until_s))
             chunk = response.read1(_CHUNK)
+            # Asked first: a connection that was shut has no more, like one whose end was read.
+            _left(until_s)
             if not chunk:
                 return bytes(taken)
             taken += chunk
             if len(taken) > self.max_nbytes:
                 raise BadRequest(f"An image at a URL is longer than {self.max_nbytes:,} bytes.", param=where)
-            _left(until_s)
 
 
-def _connection(scheme: str, host: str, address: str, port: int, until_s: float) -> http.client.HTTPConnection:
-    """A connection to this address, whose certificate has to be the host's."""
-    stream = socket.create_connection((address, port), timeout=_left(until_s))
+def _connected(addresses: Sequence[str], port: int, until_s: float) -> socket.socket:
+    """A connection to the first of these addresses that can be reached."""
+    for num_left in range(len(addresses), 1, -1):
+        try:
+            return socket.create_connection((addresses[-num_left], port), timeout=_left(until_s) / num_left)
+        except OSError:
+            continue
+    return socket.create_connection((addresses[-1], port), timeout=_left(until_s))
+
+
+@contextmanager
+def _shut_at(until_s: float, stream: socket.socket) -> Generator[None]:
+    """Ends what is read from a connection: a socket's own timeout begins again with each byte."""
+    stream.settimeout(_left(until_s))
+    # A socket of its own: TLS takes the other one over.
+    same = stream.dup()
+
+    def shut() -> None:
+        with suppress(OSError):
+            same.shutdown(socket.SHUT_RDWR)
+
+    timer = threading.Timer(_left(until_s), shut)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()
+        same.close()
+
+
+def _connection(scheme: str, host: str, port: int, stream: socket.socket) -> http.client.HTTPConnection:
+    """The same connection for HTTP, whose certificate has to be the host's."""
     if scheme == "http":
         connection = http.client.HTTPConnection(host, port)
     else:
