@@ -567,7 +567,10 @@ class Runner:
         `may_be_undone`: `_undo` follows.
         """
         rows.before = rows.save_recurrent() if may_be_undone else None
-        return rows.forward(self.loaded.model, mx.array(tokens), self._inputs(rows, tokens))
+        logits = rows.forward(self.loaded.model, mx.array(tokens), self._inputs(rows, tokens))
+        if not may_be_undone:
+            rows.keep_last_pass()
+        return logits
 
     def _inputs(self, rows: SequenceBatch, tokens: npt.NDArray[np.int32]) -> PassInputs | None:
         """What a pass is told beside its tokens; None if no placeholder is among them."""
@@ -582,10 +585,10 @@ class Runner:
 
     def _undo(self, rows: SequenceBatch, num: int) -> None:
         """Undo the last `num` tokens of the last pass; none: it stays as it is."""
-        before, rows.before = rows.before, None
         if num > 0:
-            assert before is not None, "who undoes a pass says so before it"
-            rows.undo_last(num, before)
+            assert rows.before is not None, "who undoes a pass says so before it"
+            rows.undo_last(num, rows.before)
+        rows.keep_last_pass()
 
     def _gather(self, lives: Sequence[LiveSequence]) -> SequenceBatch:
         """A batch of exactly these sequences: others are joined to the largest, and foreign rows split off."""

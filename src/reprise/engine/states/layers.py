@@ -485,7 +485,8 @@ class HiddenLayer(StateLayer):
     def follow(self, hidden: mx.array) -> mx.array:
         """The pass gave these hidden states, shape ``(rows, n, width)``: returns those before each of its tokens."""
         before = self.last(hidden)
-        self.cache = [hidden[:, -1:]]
+        # A copy: a view would keep those of the whole pass.
+        self.cache = [mx.contiguous(hidden[:, -1:])]
         self.recent = hidden if hidden.shape[1] <= _MOST_RECENT else None
         return mx.concatenate([before, hidden[:, :-1]], axis=1)
 
@@ -499,7 +500,7 @@ class HiddenLayer(StateLayer):
         if self.recent is None or self.recent.shape[1] <= num:
             return False
         self.recent = self.recent[:, : self.recent.shape[1] - num]
-        self.cache = [self.recent[:, -1:]]
+        self.cache = [mx.contiguous(self.recent[:, -1:])]
         return True
 
     def take(self, row: int) -> None:

@@ -205,6 +205,12 @@ class SequenceBatch:
                 state.undo_last(num)
         self.lengths = [length - num for length in self.lengths]
 
+    def keep_last_pass(self) -> None:
+        """Nothing of the last pass will be undone any more: drop what was kept for that."""
+        self.before = None
+        if self.hidden is not None:
+            self.hidden.recent = None
+
     # Restore.
 
     @classmethod
