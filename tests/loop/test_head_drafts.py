@@ -290,6 +290,33 @@ def test_records_with_a_head_are_not_for_the_model_without(start: Restarts) -> N
             prompt = [*prompt, *answer.tokens, 5, 6]
 
 
+@pytest.mark.parametrize("num_told", [4, 5, 6])
+def test_what_a_failed_answer_left_unfed_is_not_fed_for_the_next_request(num_told: int) -> None:
+    """Right guesses of a pass that was undone, in a sequence that its prompt's entries are shared with."""
+    prompt = words(2965, 60)
+    with closing(DrivenEngine(headed_model("qwen3_5"), mtp="off")) as plain:
+        answer = plain.run(prompt, num=20).tokens
+        following = [*prompt, *words(2966, 9)]
+        expected = plain.run(following, num=12).tokens
+    left = num_told
+
+    def fail(token: int) -> bool:
+        nonlocal left
+        left -= 1
+        if left == 0:
+            raise RuntimeError("the reader is gone")
+        return False
+
+    with closing(with_head("qwen3_5", shares_from=40)) as engine:
+        Guesses(engine).know(prompt, answer, wrong_each=3)
+        ended = engine.run(prompt, num=20, watch=fail)
+        assert ended.end.error is not None
+        assert engine.ask(lambda worker: worker.sequences.num_idle) == 1
+        again = engine.run(following, num=12)
+        assert again.tokens == expected
+        assert again.end.outcome.num_reused > 0
+
+
 @pytest.mark.parametrize("architecture", now_and_later(["qwen3_5"], ["glm4_moe"]))
 def test_preempted_requests_are_answered_as_without(architecture: str) -> None:
     with closing(DrivenEngine(headed_model(architecture), mtp="off")) as plain:

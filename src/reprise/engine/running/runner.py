@@ -352,6 +352,8 @@ class Runner:
         live.rows.step_back()
         # Layers without full attention are rebuilt when it is reopened, so an incomplete restoration does not matter.
         live.sampler = live.prompt_row = live.restoration = None
+        # What an answer that failed has left there is not for the next one.
+        live.unfed, live.unfed_hidden = (), None
 
     def pause(self, live: LiveSequence) -> TokenSampler | None:
         """Take the sampler of a sequence that is about to be stopped, for `resume_decode`; None before decoding."""
