@@ -90,8 +90,8 @@ IMAGE_MUTANTS = (
     _mutant(
         "ChatTemplate.text",
         "a marker in somebody's words is an image",
-        "not images and self._images.marker in text",
-        "False",
+        "return self._images.without_markers(text)",
+        "return text",
         _CHAT,
     ),
     _mutant(
