@@ -223,6 +223,14 @@ def test_an_engine_does_what_all_of_its_models_need() -> None:
     assert (free.settings.max_context, free.settings.keep_alive_s, free.settings.is_pinned) == (None, None, False)
 
 
+def test_a_draft_model_of_one_is_that_of_all_on_its_weights() -> None:
+    assert group({"draft_model": "small"}, {}).settings.draft_model == "small"
+    assert group({}, {"draft_model": "small"}).settings.head_source == "off"
+    # No head is read, wherever it would be.
+    group({"drafts": "off"}, {"drafts": "off", "mtp": "off"})
+    assert groups(("headed", {}), ("plain", {"mtp": "off"})) == [["headed"], ["plain"]]
+
+
 def test_commands_about_one_model_know_its_alias(tmp_path: Path) -> None:
     file = tmp_path / "reprise.toml"
     model = str(tiny_model("qwen3_5"))
