@@ -54,6 +54,7 @@ def test_it_needs_a_launcher(environment: dict[str, str], capsys: pytest.Capture
         ("[models]", {"models": {"m": {"model": "m"}}}),
         ("--adapter-path", {"adapter_path": "adapter"}),
         ("--draft-model", {"draft_model": "small"}),
+        ("--mtp", {"mtp": "folder"}),
     ],
 )
 def test_what_it_does_not_do_is_refused(name: str, options: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,7 +10,7 @@ from reprise.api.http.ending import RESTARTABLE
 from reprise.cli.refuse import refusals, refuse
 from reprise.cluster.ranks.launcher import JACCL, backend_of, num_ranks_of
 from reprise.core.errors import RepriseError
-from reprise.core.settings import OPTIONS, Settings
+from reprise.core.settings import AUTO, OPTIONS, Settings
 from reprise.disk.folders.bucket import is_url
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ def check_rank(settings: Settings, environment: Mapping[str, str]) -> None:
     plain = Settings(model=settings.model)
     given = [f"--{OPTIONS[name].name}" for name in _REFUSED if getattr(settings, name) != getattr(plain, name)]
     given += ["[models]"] if len(settings.models) > 0 else []
+    given += [] if settings.mtp in (AUTO, "off") else ["--mtp"]
     if settings.disk_directory is not None and is_url(settings.disk_directory):
         refuse("--tensor-parallel keeps prefixes in directories only: give one for --disk-cache, not an object store.")
     if given:
