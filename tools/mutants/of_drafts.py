@@ -122,7 +122,7 @@ DRAFTS_MUTANTS = (
     _mutant(
         "HiddenLayer.returns_from",
         "a head goes on from a token that was undone",
-        "self.cache = [self.recent[:, -1:]]",
+        "self.cache = [mx.contiguous(self.recent[:, -1:])]",
         "pass",
         (*_HEAD, "-k", "undone"),
     ),
