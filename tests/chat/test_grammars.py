@@ -279,11 +279,11 @@ def test_deep_rules_do_not_end_the_process() -> None:
 def test_a_known_grammar_does_not_wait_for_one_that_is_compiled() -> None:
     grammars = Grammars(MODEL)
     grammars.constraint(grammar.json_object())
-    slow = [grammars.begin(rules_in_a_row(2700 + i)) for i in range(4)]
+    slow = [grammars.begin(rules_in_a_row(2700 + i)) for i in range(8)]
     assert grammars.begin(grammar.json_object()).done()
     assert not all(made.done() for made in slow)
     # Who goes meanwhile takes nothing from others who wait for the same.
-    other = grammars.begin(rules_in_a_row(2703))
+    other = grammars.begin(rules_in_a_row(2707))
     assert slow[-1].cancel()
     assert other.result()() is not None
 
