@@ -107,6 +107,16 @@ def test_an_exact_repeat_computes_nothing(family: str) -> None:
         assert (record["prefilled"], record["images_encoded"]) == (0, 0)
 
 
+def test_no_key_learns_what_image_another_has_sent() -> None:
+    with seeing_server("qwen3_5", api_keys=("one", "two"), separates_keys=True) as client:
+        for key in ("one", "two"):
+            client.headers["Authorization"] = f"Bearer {key}"
+            answer(client, [shows(ONE, "What is on it?")])
+            assert (latest(client)["matched"], latest(client)["images_encoded"]) == (0, 1)
+            answer(client, [shows(ONE, "What is on it, in other words?")])
+            assert latest(client)["images_encoded"] == 0
+
+
 @EACH
 def test_another_image_is_another_prompt_from_its_place_on(family: str) -> None:
     with seeing_server(family) as client, seeing_server(family, has_prefix_cache=False) as cold:

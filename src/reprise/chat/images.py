@@ -147,17 +147,21 @@ def seen_in(messages: Sequence[Message]) -> list[SeenImage]:
     return [seen for message in messages for part in _parts(message) if (seen := seen_part(part)) is not None]
 
 
-def with_seen(messages: Sequence[Message], see: Callable[[ImageFile], SeenImage]) -> tuple[Message, ...]:
-    """The messages with their images as they stand in a prompt. Raises what `see` raises."""
+def with_images(
+    messages: Sequence[Message], change: Callable[[ImageFile], ImageFile | SeenImage]
+) -> tuple[Message, ...]:
+    """The messages with what `change` makes of their images. Raises what it raises."""
     return tuple(
-        {**message, "content": [_with_seen(part, see) for part in _parts(message)]} if images_in([message]) else message
+        {**message, "content": [_changed(part, change) for part in _parts(message)]}
+        if images_in([message])
+        else message
         for message in messages
     )
 
 
-def _with_seen(part: Any, see: Callable[[ImageFile], SeenImage]) -> Any:
+def _changed(part: Any, change: Callable[[ImageFile], ImageFile | SeenImage]) -> Any:
     found = image_of(part)
-    return part if found is None else image_part(see(found))
+    return part if found is None else image_part(change(found))
 
 
 def seen_part(part: Any) -> SeenImage | None:

@@ -6,7 +6,7 @@ cache, disk records, lookups and routing need to know nothing more. Negative ids
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b, shake_128
 from typing import Protocol
 
@@ -46,6 +46,18 @@ def digest_of(content: bytes, *, detail: str = "auto") -> bytes:
     hashed.update(detail.encode() + b"\0")
     hashed.update(content)
     return hashed.digest()
+
+
+def of_namespace(image: ImageFile, namespace: str) -> ImageFile:
+    """The image as callers of a namespace have it: with a digest of their own, so that none finds another's work.
+
+    What is kept of an image is found by its digest alone. The namespace "", which callers share, has the file's own.
+    """
+    if namespace == "":
+        return image
+    hashed = blake2b(image.digest, digest_size=16)
+    hashed.update(namespace.encode())
+    return replace(image, digest=hashed.digest())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

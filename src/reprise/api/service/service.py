@@ -32,6 +32,7 @@ from reprise.api.service.served import Served
 from reprise.api.service.settling import Settling
 from reprise.chat.answers.answer_format import AnswerFormat
 from reprise.chat.grammars.tool_grammar import answer_grammar
+from reprise.chat.images import with_images
 from reprise.chat.reasons.explain import Explanation
 from reprise.chat.rendering.render import Branch, Renderer, Renderers
 from reprise.chat.request import ChatRequest
@@ -41,6 +42,7 @@ from reprise.chat.text_model import refuse_if_too_long
 from reprise.core.backend import Backend, Lookup, Status, total_of
 from reprise.core.errors import BadRequest, EngineFailed, NotFound, QueueFull, RepriseError, ShuttingDown
 from reprise.core.events import Finished, FinishReason, Progress
+from reprise.core.images import of_namespace
 from reprise.core.inspection import WHOLE_TREE, Inspection, TreePart
 from reprise.core.job import Constraint, Job, Purpose
 from reprise.core.outcome import Outcome
@@ -259,10 +261,11 @@ class ChatService:
         limits = self.served.image_limits
         if limits is None or not has_images(chat.messages):
             return chat
-        renderer = self._renderer(namespace)
+        renderer, own = self._renderer(namespace), self.cache_namespace(namespace)
 
         def see() -> ChatRequest:
-            seen = replace(chat, messages=fetched(chat.messages, limits))
+            messages = fetched(chat.messages, limits)
+            seen = replace(chat, messages=with_images(messages, partial(of_namespace, namespace=own)))
             renderer.see(seen.messages)
             return seen
 

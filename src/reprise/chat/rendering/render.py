@@ -9,7 +9,7 @@ from typing import Any, Literal, Protocol, cast
 
 from reprise.chat.answer import Answer
 from reprise.chat.answers.markup import is_harmony
-from reprise.chat.images import SeenImages, images_in, shown, with_seen
+from reprise.chat.images import SeenImages, images_in, shown, with_images
 from reprise.chat.memo import Memo
 from reprise.chat.message_format import joined_text
 from reprise.chat.messages.compaction import Answered, Compactions
@@ -164,7 +164,7 @@ class Renderer:
 
     def _seen(self, messages: tuple[Message, ...]) -> tuple[Message, ...]:
         """The messages with their images as they stand in a prompt. Raises BadRequest for one that cannot be read."""
-        return messages if self._images is None else with_seen(messages, self._images.see)
+        return messages if self._images is None else with_images(messages, self._images.see)
 
     def recall(self, runs: Iterable[StoredRun]) -> None:
         """Learn from prompts that an earlier server stored how it spelled them. Each run follows its parent."""
