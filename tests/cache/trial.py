@@ -6,6 +6,7 @@ Driven by Hypothesis (`test_laws.py`, `test_machine.py`) and by a random generat
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from reprise.cache.eviction import superseded_on
 from reprise.cache.lookup import Match
 from reprise.cache.node import Lease, SegmentSizes
 from reprise.cache.policy import Policy
@@ -119,7 +120,10 @@ class CacheTrial:
         """Store a position; None: the source failed."""
         self.num_changes += 1
         before, evictions, held = stored_in(self.cache), self.cache.stats.num_evictions, self.cache.nbytes
-        stood = self.cache.match(as_tokens(tokens), namespace=namespace).length
+        match = self.cache.match(as_tokens(tokens), namespace=namespace)
+        stood = match.length
+        older = superseded_on(match.walk.nodes, len(tokens), kind)
+        replaced = {(namespace, tuple(tokens[: each.position])) for each in older if each.position <= stood}
         source = HashSource(tokens, fails_after=fails_after)
         is_pinned = pinned_until > self.clock.now
         try:
@@ -127,7 +131,8 @@ class CacheTrial:
                 as_tokens(tokens), source, kind=kind, namespace=namespace, overrides_admission=is_pinned
             )
         except SourceFailed:
-            done = None
+            # Room had been made for it.
+            done, self.superseded = None, self.superseded | replaced
         if done is not None and done.num_tokens > 0 and not done.is_resumable:
             # A beginning of it found room.
             assert self.cache.layout.resumes_anywhere and 0 < stood + done.num_tokens < len(tokens)
@@ -148,8 +153,8 @@ class CacheTrial:
         assert not any((namespace, kind, (*tokens[: at + 1],)) in before.entries for kind, at in copied) or (
             self.cache.stats.num_evictions > evictions
         ), "an entry was copied that was there"
-        # Beside those that were superseded before: the commit may have evicted some of them.
-        self.superseded |= self._checkpoints(only_superseded=True)
+        # Beside those that were superseded before: the commit may have evicted some of them, or what it supersedes.
+        self.superseded |= self._checkpoints(only_superseded=True) | replaced
         self.stored.store(namespace, tokens)
         known = self.promises.get((namespace, tuple(tokens)))
         pinned_before = known.pinned_until if known is not None else 0.0
