@@ -233,6 +233,7 @@ def test_a_thinking_start_of_several_tokens_is_written_whole() -> None:
         (lambda: grammar.regex("a(b"), "guided_regex", "unclosed group"),
         (lambda: grammar.context_free("start: nowhere"), "guided_grammar", "nowhere"),
         (lambda: grammar.context_free("root ::= ("), "guided_grammar", "Expected"),
+        (lambda: grammar.context_free('a ::= "b"'), "guided_grammar", "root"),
         (lambda: grammar.choice([]), "guided_choice", "at least one"),
     ],
 )

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from llguidance import LLMatcher, LLTokenizer
-from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark
+from llguidance.gbnf_to_lark import any_to_lark
 
 from reprise.chat.answers.markup import is_harmony
 from reprise.chat.grammars.compiling import Compiled, GrammarCompiler, check_length
@@ -142,9 +142,12 @@ def context_free(grammar: str, *, param: str = "guided_grammar") -> Grammar:
     check_length(grammar, param=param, most=_MAX_WRITTEN)
     try:
         return lark(any_to_lark(grammar), param=param)
+    except BadRequest:
+        raise
     except RecursionError as error:
         raise BadRequest("The grammar is nested too deeply. Flatten it.", param=param) from error
-    except GbnfToLarkError as error:
+    except Exception as error:
+        # Beside its own errors it raises plain ones, for a grammar without a root.
         raise BadRequest(f"The grammar cannot be used: {error}", param=param) from error
 
 
