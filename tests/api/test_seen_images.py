@@ -141,6 +141,24 @@ async def test_ids_below_zero_stay_refused() -> None:
 
 
 @pytest.mark.parametrize(
+    "url",
+    [
+        f" {data_url(CAT)}\n",
+        data_url(CAT).replace("+", "%2B").replace("/", "%2f").replace("=", "%3D"),
+        data_url(CAT).replace(";base64,", "; BASE64 ,").replace("data:", "DATA:"),
+        data_url(CAT)[:60] + "\n " + data_url(CAT)[60:],
+    ],
+    ids=["spaces around", "percent-encoded", "other case", "spaces within"],
+)
+async def test_a_data_url_is_read_as_browsers_read_it(url: str) -> None:
+    async with sees() as a:
+        part = {"type": "image_url", "image_url": {"url": url}}
+        job = await answered(a, "chat", asks("chat", words("chat", "What?"), part))
+        plain = await answered(a, "chat", asks("chat", words("chat", "What?"), shows("chat", CAT)))
+        assert job.prompt.images[0].image == plain.prompt.images[0].image
+
+
+@pytest.mark.parametrize(
     ("image", "sentence"),
     [
         ({"url": "https://example.com/a.png"}, "fetches no images from example.com"),

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from reprise.chat.answer import Answer
-from reprise.chat.images import shown
+from reprise.chat.images import image_part, shown
 from reprise.chat.rendering.compare_requests import compare_requests
 from reprise.chat.rendering.render import Renderer
 from reprise.chat.request import ChatRequest, Cut, Message
@@ -114,6 +114,20 @@ def test_a_marker_that_a_template_joins_is_no_image(family: str) -> None:
         assert (rendered.prompt.tokens >= 0).all()
         assert marker in text_of(rendered, model)
     assert len(seen.prompt.images) == 1
+
+
+@ANY_FAMILY
+def test_a_marker_that_a_template_joins_beside_an_image_is_no_image(family: str) -> None:
+    model = seeing(family)
+    reader = cast(SizeReader, model.images)
+    marker = reader.family.marker
+    halves: list[Any] = [{"type": "text", "text": text} for text in (f"I say {marker[:3]}", f"{marker[3:]} and")]
+    for before, behind in (([], halves), (halves, []), (halves, halves)):
+        parts = [*before, image_part(CAT), *behind]
+        rendered = render(model, {"role": "user", "content": parts}, assistant("Yes."), user("And now?"))
+        assert [image.image for image in rendered.prompt.images] == [CAT]
+        assert reader.vocab[marker] not in np.concatenate(_outside(rendered))
+        assert f"I say {marker} and" in text_of(rendered, model)
 
 
 @ANY_FAMILY

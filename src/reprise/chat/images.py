@@ -11,6 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import groupby
 from threading import Lock
 from typing import Any, cast
 from weakref import WeakValueDictionary
@@ -124,6 +125,27 @@ class SeenImages:
             is_same = all(key in given and item is given[key] for key, item in fields.items())
             return cast(Any, value) if is_same else fields
         return value
+
+    def without_split_markers(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """The messages with texts that spell a marker together as one text, in which it is cut. The same if none do."""
+        joined = [self._joined(_parts(message)) for message in messages]
+        if all(len(parts) == len(_parts(message)) for parts, message in zip(joined, messages, strict=True)):
+            return messages
+        return [{**m, "content": parts} if _parts(m) else m for parts, m in zip(joined, messages, strict=True)]
+
+    def _joined(self, parts: list[Any]) -> list[Any]:
+        out: list[Any] = []
+        for is_text, run in groupby(parts, lambda part: _text_in(part) is not None):
+            texts = list(run)
+            whole = "".join(_text_in(part) or "" for part in texts) if is_text else ""
+            out += [{"type": "text", "text": self.without_markers(whole)}] if self.marker in whole else texts
+        return out
+
+
+def _text_in(part: Any) -> str | None:
+    """The text of a part of a message; None: it is something else."""
+    text: object = cast(Mapping[str, Any], part).get("text") if isinstance(part, Mapping) else None
+    return text if isinstance(text, str) else None
 
 
 def image_part(image: ImageFile | SeenImage) -> dict[str, Any]:

@@ -2,10 +2,11 @@
 
 import base64
 import binascii
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
-from urllib.parse import urlsplit
+from urllib.parse import unquote_to_bytes, urlsplit
 
 from reprise.api.service.image_fetching import ImageFetcher
 from reprise.chat.images import image_part, images_in
@@ -74,9 +75,10 @@ class ImageParts:
         scheme, _, rest = source.text.partition(":")
         if scheme.lower() == "data":
             head, comma, text = rest.partition(",")
-            if comma == "" or not head.lower().endswith(";base64"):
+            if comma == "" or re.search(r"; *base64\s*$", head, re.IGNORECASE) is None:
                 raise BadRequest("A data URL of an image must be in base64: `data:image/png;base64,...`.", param=where)
-            return self._image(text, detail, where)
+            # As browsers read it: `+` and `=` may be percent-encoded in a URL.
+            return self._image(unquote_to_bytes(text).decode("latin-1") if "%" in text else text, detail, where)
         if scheme.lower() in ("http", "https") and _host_of(source.text) in self._limits.hosts:
             return {"type": "image", "link": ImageLink(url=source.text, detail=detail, where=where)}
         if scheme.lower() in ("http", "https"):
@@ -113,10 +115,9 @@ def _source_of(fields: Mapping[str, Any]) -> _SentImage | None:
         if inner.get("type") == "base64" and isinstance(inner.get("data"), str):
             return _SentImage(text=inner["data"], is_url=False)
         given = inner.get("url")
-    if not isinstance(given, str) or given == "":
+    if not isinstance(given, str) or (text := given.strip()) == "":
         return None
-    is_url = ":" in given[:16]
-    return _SentImage(text=given, is_url=is_url)
+    return _SentImage(text=text, is_url=":" in text[:16])
 
 
 def _detail_of(fields: Mapping[str, Any]) -> str | None:

@@ -261,9 +261,13 @@ class ChatTemplate:
             # Also one that the template has joined, from two parts of a message.
             return self._images.without_markers(text)
         seen = self._images.written(text, images)
+        if seen is None and (joined := self._images.without_split_markers(said)) is not said:
+            text = self._rendered(joined, **given, **own, **self.dates.options(context.moment))
+            seen = self._images.written(text, images)
         if seen is None:
             raise TemplateFailed(
-                f"The chat template writes {text.count(self._images.marker)} of {len(images)} images.", param="messages"
+                f"The chat template writes {text.count(self._images.marker)} images for the {len(images)} in the chat.",
+                param="messages",
             )
         return seen
 
