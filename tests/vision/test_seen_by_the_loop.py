@@ -8,16 +8,19 @@ from pathlib import Path
 from typing import Any
 from weakref import ref
 
+import numpy as np
 import pytest
 
 from reprise.core.backend import Verdict
 from reprise.core.errors import BadRequest
 from reprise.core.events import FinishReason, Sampled
-from reprise.core.images import digest_of
+from reprise.core.images import PromptImage, digest_of
 from reprise.core.job import Purpose, Sampling
 from reprise.core.prompt import Boundary, BoundaryKind, Prompt
 from reprise.core.sizes import Bytes
+from reprise.core.tokens import Span, as_tokens, join_tokens
 from reprise.engine.models.load import load_model
+from reprise.loop.scheduler_state import scheduler_state
 from reprise.loop.worker import Worker
 from tests.loop.driving import PATIENCE_S, DrivenEngine, SubmittedJob
 from tests.loop.test_drafts import make_passes_free
@@ -347,4 +350,29 @@ def test_features_that_have_to_go_again_stop_nobody() -> None:
     expected = engine.cold_answer(prompt)
     engine.ask(forget_each_step)
     assert engine.answer(prompt, namespace="forgetful").tokens == expected
+    engine.close()
+
+
+@pytest.mark.parametrize(("family", "is_whole"), [("qwen3_5", False), ("gemma3", True)])
+def test_an_image_that_a_pass_holds_whole_counts_before_its_request_is_admitted(family: str, *, is_whole: bool) -> None:
+    """It has more tokens than a chunk, so the buffers of a window grow by more than a chunk."""
+    engine = SeeingEngine(family, prefill_chunk=64)
+    words = engine.chat("Words. " * 300).tokens[:800]
+    run = as_tokens(np.arange(-600, 0))
+    image = PromptImage(span=Span(100, 700), image=ONE, rows=1, columns=600)
+    seen = Prompt(tokens=join_tokens(words[:100], run, words[:100]), images=(image,))
+
+    def needed(worker: Worker) -> list[int]:
+        estimates: list[int] = []
+        for prompt in (Prompt(tokens=words), seen):
+            job = a_seeing_job(prompt)
+            worker.arrive(job, SubmittedJob(job), 0.0)
+            present, speed = worker.prefixes.present(), worker.executor.speed
+            state = scheduler_state(present, worker.sequences, speed, worker.cache.layout, now_s=0.0)
+            estimates.append(state.waiting[0].live_nbytes)
+            worker.cancel(job.id)
+        return estimates
+
+    text, pictured = engine.ask(needed)
+    assert (pictured > text) == is_whole
     engine.close()

@@ -89,8 +89,8 @@ VISION_MUTANTS = (
     _mutant(
         "FeatureCache.release_one",
         "what a request needs goes first",
-        "free = (digest for digest in self._kept if digest not in self._holders)",
-        "free = iter(self._kept)",
+        "(digest for digest in self._kept if digest not in self._holders)",
+        "iter(self._kept)",
         _FEATURES,
     ),
     _mutant(

@@ -3,7 +3,7 @@
 They are protocols because `disk` is below both packages and cannot import them.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -160,7 +160,7 @@ class RestoreTarget(Protocol):
 class TierSequences(Protocol):
     """The loop's sequences as the disk tier sees them."""
 
-    def estimate_to_admit(self, num_prompt: int, resume_at: int) -> int:
+    def estimate_to_admit(self, num_prompt: int, resume_at: int, *, images: Iterable[Span]) -> int:
         """Upper bound of the bytes that a request needs to prefill and decode for a while, without shared buffers."""
         ...
 

@@ -138,7 +138,7 @@ class ReadAhead:
         if found is None:
             return False
         keys = self._keys_to_read(found, match)
-        needed = self._sequences.estimate_to_admit(len(request.prompt), found.position)
+        needed = self._needed(request, found)
         read = next((read for read in self._reads if read.first_key == keys[0] and not read.is_void), None)
         if read is not None:
             read.requests.append(request)
@@ -204,8 +204,12 @@ class ReadAhead:
         keys = self._keys_to_read(found, self._cache.match(request.prompt.tokens, namespace=request.namespace))
         if not self._is_worth_reading(found, keys, held=held):
             return 0
-        needed = self._sequences.estimate_to_admit(len(request.prompt), found.position)
+        needed = self._needed(request, found)
         return found.position if self._may_fit(found.position, needed) else 0
+
+    def _needed(self, request: TierRequest, found: DiskMatch) -> int:
+        prompt = request.prompt
+        return self._sequences.estimate_to_admit(len(prompt), found.position, images=prompt.spans)
 
     def _find(self, request: TierRequest, *, held: int) -> DiskMatch | None:
         """The longest match of the prompt on disk, if it is worth reading."""

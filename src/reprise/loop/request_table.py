@@ -134,7 +134,8 @@ class RequestTable:
     def _free_memory_for(self, request: RunningRequest) -> None:
         """Reclaim memory for another attempt of a request that ran out of memory."""
         try:
-            self._sequences.memory.reserve(self._sequences.estimate(len(request.prompt)))
+            needed = self._sequences.estimate(len(request.prompt), images=request.prompt.spans)
+            self._sequences.memory.reserve(needed)
         except Exception:
             log.exception("making room failed; the cache is reset")
             self.reset_cache()

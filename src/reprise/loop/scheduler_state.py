@@ -72,7 +72,7 @@ def _waiting(request: RunningRequest, phase: Waiting, sequences: SequencePool) -
         prompt_len=num_prompt,
         resume_at=min(resume_at, num_prompt - 1),
         common_prefix_lengths=request.common_prefix_lengths,
-        live_nbytes=sequences.estimate_to_admit(num_prompt, resume_at),
+        live_nbytes=sequences.estimate_to_admit(num_prompt, resume_at, images=request.prompt.spans),
         spans=request.prompt.spans,
         preempted_beside=phase.preempted_beside,
         is_auxiliary=request.is_auxiliary,

@@ -17,7 +17,7 @@ from reprise.cache.node import SegmentRef
 from reprise.cache.prefix_cache import PrefixCache
 from reprise.core.allowance import StepAllowance
 from reprise.core.job import Job, Purpose
-from reprise.core.tokens import Tokens, own_tokens
+from reprise.core.tokens import Span, Tokens, own_tokens
 from reprise.disk.ports import RestoreTarget
 from reprise.engine.running.records import RecordSource, RestoringSequence
 from reprise.engine.running.runner import LiveSequence, Runner
@@ -102,14 +102,19 @@ class SequencePool:
 
     # Estimates.
 
-    def estimate(self, num_prompt: int) -> int:
-        """Upper bound of the live state of a request with `num_prompt` tokens, including the start of its answer."""
-        return self.runner.most_live_nbytes(num_prompt + INITIAL_DECODE_SLOTS, chunk=self._chunk)
+    def estimate(self, num_prompt: int, *, images: Iterable[Span] = ()) -> int:
+        """Upper bound of the live state of a request with `num_prompt` tokens, including the start of its answer.
 
-    def estimate_to_admit(self, num_prompt: int, resume_at: int) -> int:
+        `images`: in its prompt. Where a pass must hold one whole, a chunk may be longer than others.
+        """
+        whole = images if self.runner.loaded.blueprint.whole_images else ()
+        chunk = max((self._chunk, *map(len, whole)))
+        return self.runner.most_live_nbytes(num_prompt + INITIAL_DECODE_SLOTS, chunk=chunk)
+
+    def estimate_to_admit(self, num_prompt: int, resume_at: int, *, images: Iterable[Span] = ()) -> int:
         """Like `estimate`, plus what the request copies from the cache and cannot share."""
         is_shared = resume_at >= self.runner.shares_from
-        return self.estimate(num_prompt) + (0 if is_shared else self.runner.footprint.at(resume_at))
+        return self.estimate(num_prompt, images=images) + (0 if is_shared else self.runner.footprint.at(resume_at))
 
     def available(self, running: Iterable[RunningRequest]) -> int | None:
         """Bytes that new requests may use if everything evictable is evicted; None: unlimited.
@@ -120,7 +125,9 @@ class SequencePool:
         if memory.budget is None:
             return None
         promised = sum(
-            max(0, self.estimate(len(request.prompt)) - _share(request.live)) for request in running if request.live
+            max(0, self.estimate(len(request.prompt), images=request.prompt.spans) - _share(request.live))
+            for request in running
+            if request.live
         )
         live = memory.nbytes(Account.SEQUENCES) + memory.nbytes(Account.INCOMING)
         taken = live + promised + self.cache.protected_nbytes() + memory.kept_by_others

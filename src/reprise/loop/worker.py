@@ -132,8 +132,10 @@ class Worker:
         )
         self.preemption = Preemption(self.requests, self.prefixes, self.sequences)
         self.audit = Audit(self.runner, self.memory, settings, chunk=chunk, clock=clock)
-        reclaimers = (self.audit.give_up, self.runner.features.release_one, *self.sequences.reclaimers)
-        self.memory.reclaim_from(*reclaimers, self.prefixes.unpin_first)
+        features = self.runner.features
+        first = (self.audit.give_up, features.release_one)
+        last = (self.prefixes.unpin_first, features.release_needed)
+        self.memory.reclaim_from(*first, *self.sequences.reclaimers, *last)
         executor = self.executor
         self.memory.evict_from(self.cache, token_s=lambda: 1 / executor.speed.prefill_tokens_per_s)
         device_memory.bound_free_buffers(self.memory.budget)

@@ -1,7 +1,7 @@
 """What the tower made of images, kept by their digests, and what a pass over their placeholders is told.
 
-Features can be computed again, so they are the first to go where memory is short. Those that a request still needs go
-after the others: if it is preempted, audited or sent once more, its images are not encoded again.
+Features can be computed again, so they are the first to go where memory is short. Those that a request still needs are
+the very last, behind all that the cache holds: if it is preempted or audited, its images are not encoded again.
 """
 
 from __future__ import annotations
@@ -70,16 +70,22 @@ class FeatureCache:
         self._trim()
 
     def release_one(self) -> bool:
-        """Drop the features that are needed least. False if there are none."""
-        if not self._kept:
-            return False
-        free = (digest for digest in self._kept if digest not in self._holders)
-        self._drop(next(free, next(iter(self._kept))))
-        return True
+        """Drop the least recently used features that no request needs. False if there are none."""
+        free = next((digest for digest in self._kept if digest not in self._holders), None)
+        if free is not None:
+            self._drop(free)
+        return free is not None
+
+    def release_needed(self) -> bool:
+        """Drop features that a request will have encoded again: where nothing else is left to free."""
+        if self._kept:
+            self._drop(next(iter(self._kept)))
+            return True
+        return False
 
     def clear(self) -> None:
         """Drop all features."""
-        while self.release_one():
+        while self.release_needed():
             pass
 
     def check(self) -> None:
