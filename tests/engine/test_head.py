@@ -42,12 +42,12 @@ def guesses(loaded: LoadedModel, rows: SequenceBatch, row: int, token: int, num:
     model = loaded.model
     assert isinstance(model, HeadedModel) and rows.hidden is not None
     own = [state for state in rows.states() if isinstance(state, FullLayer) and state.hides_first]
-    embeddings = model.embed(mx.array([[token]]))
+    embeddings = model.embed_tokens(mx.array([[token]]))
     hidden, found = rows.hidden.last(embeddings)[row : row + 1], list[mx.array]()
     for _ in range(num):
         hidden = model.head.output(embeddings, hidden, own)
         found.append(hidden)
-        embeddings = model.embed(mx.argmax(model.logits(hidden)[:, -1], axis=-1)[None])
+        embeddings = model.embed_tokens(mx.argmax(model.logits(hidden)[:, -1], axis=-1)[None])
     mx.eval(found)
     for layer in own:
         layer.undo_last(num)

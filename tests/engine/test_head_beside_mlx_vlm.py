@@ -49,7 +49,7 @@ def _ours(model: HeadedModel, rows: SequenceBatch) -> mx.array:
     """The head's output behind the last token, which is not fed."""
     assert rows.hidden is not None
     last = rows.hidden.last(mx.zeros((1, 1, 1)))
-    return model.head.output(model.embed(mx.array(TOKENS[None, -1:])), last, rows.caches[-2:-1])
+    return model.head.output(model.embed_tokens(mx.array(TOKENS[None, -1:])), last, rows.caches[-2:-1])
 
 
 def test_a_head_of_nemotron_guesses_as_the_drafter_of_mlx_vlm() -> None:
@@ -67,6 +67,6 @@ def test_a_head_of_nemotron_guesses_as_the_drafter_of_mlx_vlm() -> None:
     rows.forward(model, mx.array(TOKENS[None, :-1]))
     mx.eval(rows.arrays())
     assert rows.hidden is not None and rows.hidden.recent is not None
-    embeddings = model.embed(mx.array(TOKENS[None, 1:]))
+    embeddings = model.embed_tokens(mx.array(TOKENS[None, 1:]))
     found, _ = theirs._forward_hidden(embeddings, rows.hidden.recent, None, theirs.make_cache())
     assert float(mx.abs(_ours(model, rows) - found[:, -1:]).max()) < 1e-5

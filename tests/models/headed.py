@@ -9,7 +9,10 @@ from pathlib import Path
 from typing import Any, cast
 
 import mlx.core as mx
+import numpy as np
+from mlx.utils import tree_flatten
 
+from reprise.engine.models.assistant import AssistantHead
 from reprise.engine.models.load import LoadedModel, load_model
 from reprise.lab.demo.tiny.build import build_model, random_weights
 from tests.models.tiny import CONFIGS
@@ -32,6 +35,15 @@ _NEXTN = {
 def config_of(architecture: str) -> dict[str, Any]:
     found = CONFIGS.get(architecture) or ZOO[architecture]
     assert isinstance(found, Mapping), architecture
+    if architecture in ASSISTED:
+        # Ids beyond that table would be read from elsewhere.
+        text = {**found.get("text_config", found), "vocab_size_per_layer_input": 512}
+        # Said, since what mlx-vlm takes where nothing is said is not what mlx-lm takes.
+        text["rope_parameters"] = {
+            "full_attention": {"partial_rotary_factor": 0.25, "rope_theta": 1e6, "rope_type": "proportional"},
+            "sliding_attention": {"partial_rotary_factor": 1.0, "rope_theta": 1e4, "rope_type": "default"},
+        }
+        return {**found, "vocab_size": 512, "text_config": text} if "text_config" in found else text
     return dict(found) | (NEMOTRON if architecture == "nemotron_h" else {})
 
 
@@ -90,6 +102,67 @@ def headed_model(architecture: str) -> Path:
     if (directory / place).exists():
         tensors |= read_weights(directory / place)
     write_weights(directory / place, tensors)
+    return directory
+
+
+ASSISTED = ("gemma4", "gemma4_text")
+"""Architectures whose head is a drafter folder that reads the model's entries."""
+
+
+@functools.cache
+def assistant(architecture: str, kind: str) -> Path:
+    """The folder of an assistant for the tiny model. `kind`: "tied", or "grouped": it looks in groups of tokens."""
+    directory = Path(_folder().name) / f"{architecture}-assistant-{kind}"
+    directory.mkdir()
+    config = json.loads((plain_model(architecture) / "config.json").read_text())
+    text = config.get("text_config", config)
+    own = {
+        "model_type": "gemma4_assistant",
+        "backbone_hidden_size": text["hidden_size"],
+        "use_ordered_embeddings": kind == "grouped",
+        "num_centroids": 16,
+        "centroid_intermediate_top_k": 4,
+        "tie_word_embeddings": True,
+        "text_config": {
+            **text,
+            "hidden_size": 32,
+            "intermediate_size": 48,
+            "num_hidden_layers": 3,
+            "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+            "num_kv_shared_layers": 3,
+            "hidden_size_per_layer_input": 0,
+            "vocab_size": 512,
+            "vocab_size_per_layer_input": 0,
+            "use_double_wide_mlp": False,
+        },
+    }
+    (directory / "config.json").write_text(json.dumps(own))
+    head = AssistantHead(own, read_from={})
+    random = np.random.default_rng(11)
+    weights = {name: mx.array(_drawn(name, array, random)) for name, array in tree_flatten(head.parameters())}
+    inner = ("embed_tokens.", "layers.", "norm.")
+    write_weights(
+        directory / "model.safetensors",
+        {f"model.{name}" if name.startswith(inner) else name: array for name, array in weights.items()},
+    )
+    return directory
+
+
+def _drawn(name: str, like: mx.array, random: np.random.Generator) -> np.ndarray:
+    if name.endswith("token_ordering"):
+        return random.permutation(like.size).astype(np.int32)
+    if like.ndim == 1:
+        # Gemma's attention is not scaled: with larger queries, rounding would grow from guess to guess.
+        low, high = (0.05, 0.1) if "q_norm" in name else (0.7, 1.3)
+        return random.uniform(low, high, like.shape).astype(np.float32)
+    return random.normal(0, like.shape[-1] ** -0.5, like.shape).astype(np.float32)
+
+
+@functools.cache
+def plain_model(architecture: str) -> Path:
+    """The directory of a tiny model without a head."""
+    directory = Path(_folder().name) / f"{architecture}-plain"
+    build_model(directory, config_of(architecture), vocab_size=512)
     return directory
 
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
 from mlx import nn
 
+from reprise.engine.models.headed import GuessingModel, GuessRequest
 from reprise.engine.models.heads import HeadFacts
 from reprise.engine.models.load import LoadedModel
 from reprise.engine.models.vocabulary import check_draft_model
@@ -24,7 +24,7 @@ from reprise.engine.states.layers import StateLayer
 log = logging.getLogger(__name__)
 
 
-class AccompaniedModel(nn.Module):
+class AccompaniedModel(GuessingModel):
     """A model and its companion. The caches are the model's, then the companion's."""
 
     def __init__(
@@ -42,27 +42,14 @@ class AccompaniedModel(nn.Module):
         self._follow(inputs, cache[self._num_caches :])
         return self.model(inputs, cache=cache[: self._num_caches])
 
-    def guess(
-        self,
-        tokens: Sequence[int],
-        hidden: mx.array | None,
-        cache: list[Any],
-        *,
-        num: int,
-        choose: Callable[[mx.array, int], mx.array],
-    ) -> mx.array:
-        """See `HeadedModel.guess`; of `hidden` it needs nothing."""
+    def guess(self, request: GuessRequest, cache: list[Any]) -> mx.array:
         own = cache[self._num_caches :]
-        states, total = leaf_states(own), len(tokens) + num - 1
+        states, total = leaf_states(own), request.num_fed
         before = {i: list(map(copy.copy, s.arrays)) for i, s in enumerate(states) if isinstance(s, StateLayer)}
         for state in states:
             if not isinstance(state, StateLayer):
                 state.keep_visible(total)
-        fed, chosen = mx.array([list(tokens)]), list[mx.array]()
-        for num_pending in range(num):
-            chosen.append(choose(self._widened(self._follow(fed, own)[0, -1]), num_pending))
-            fed = chosen[-1].reshape(1, 1).astype(mx.int32)
-        guessed = mx.stack(chosen)
+        guessed = request.chain(lambda fed: self._widened(self._follow(fed, own)[0, -1]))
         mx.eval(guessed)
         for i, state in enumerate(states):
             if isinstance(state, StateLayer):

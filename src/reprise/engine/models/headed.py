@@ -8,6 +8,7 @@ any other layer do, and are stored, shared and restored with them.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, cast
 
 import mlx.core as mx
@@ -16,9 +17,74 @@ from mlx_lm.models.base import create_attention_mask
 
 from reprise.engine.states.blueprint import Blueprint, blueprint_of
 from reprise.engine.states.layers import HiddenLayer
+from reprise.engine.states.seeing import Embedded, ImageFeatures, PassInputs, PreparedImage, SeeingModel
 
 
-class MtpHead(nn.Module):
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class GuessRequest:
+    """A run of `num` tokens to be guessed behind `tokens`, of which none is fed yet.
+
+    `choose`: the token for some logits, so many tokens after the last of `tokens`. `hidden`: the hidden states behind
+    all of `tokens` but the last, if there are others. `positions`: where all these stand, if the model has to be told.
+    """
+
+    tokens: Sequence[int]
+    num: int
+    choose: Callable[[mx.array, int], mx.array]
+    hidden: mx.array | None = None
+    positions: mx.array | None = None
+
+    @property
+    def num_fed(self) -> int:
+        """Tokens whose logits are needed: what is guessed last is not fed."""
+        return len(self.tokens) + self.num - 1
+
+    def chain(self, follow: Callable[[mx.array], mx.array]) -> mx.array:
+        """The guesses, each chosen from the logits that `follow` gives behind the tokens before it."""
+        fed, chosen = mx.array([list(self.tokens)]), list[mx.array]()
+        for num_pending in range(self.num):
+            chosen.append(self.choose(follow(fed), num_pending))
+            fed = chosen[-1].reshape(1, 1).astype(mx.int32)
+        return mx.stack(chosen)
+
+
+class GuessingModel(nn.Module):
+    """A model and what guesses its next tokens, which every pass computes beside it. `model`: the model alone."""
+
+    model: nn.Module
+
+    def guess(self, request: GuessRequest, cache: list[Any]) -> mx.array:
+        """Tokens that may follow those of a single sequence. The caches stay as they are."""
+        raise NotImplementedError
+
+
+class Head(nn.Module):
+    """What guesses from a model's hidden state. `num_caches`: of layers of its own."""
+
+    num_caches = 0
+
+    def follow(
+        self, embeddings: mx.array, hidden: mx.array, own: Sequence[Any], *, positions: mx.array | None = None
+    ) -> None:
+        """A pass has these tokens, and the model had these hidden states before each: write the entries."""
+
+    def step(
+        self,
+        embeddings: mx.array,
+        hidden: mx.array,
+        own: Sequence[Any],
+        caches: Sequence[Any],
+        *,
+        positions: mx.array | None = None,
+    ) -> tuple[mx.array, mx.array | None]:
+        """What stands for the hidden state behind the last of these tokens, and the logits for the next one.
+
+        Logits are None where the model's own output matrix makes them of it. `caches`: the model's.
+        """
+        raise NotImplementedError
+
+
+class MtpHead(Head):
     """Layers over the embedding of a token and the hidden state before it. Embedding and output are the model's."""
 
     def __init__(self, layers: list[nn.Module], *, width: int, eps: float, needs_array: bool) -> None:
@@ -30,16 +96,19 @@ class MtpHead(nn.Module):
         self.layers = layers
         self.norm = nn.RMSNorm(width, eps=eps)
         self._needs_array = needs_array
+        self.num_caches = sum(self.has_cache)
 
-    def output(self, embeddings: mx.array, hidden: mx.array, cache: Sequence[Any]) -> mx.array:
+    def output(
+        self, embeddings: mx.array, hidden: mx.array, cache: Sequence[Any], *, positions: mx.array | None = None
+    ) -> mx.array:
         """The hidden states from which the tokens after the next ones are guessed, shape ``(rows, n, width)``."""
         both = [self.pre_fc_norm_embedding(embeddings), self.pre_fc_norm_hidden(hidden)]
         x = self.fc(mx.concatenate(both, axis=-1))
-        states, has_cache = iter(cache), self.has_cache
-        for layer, attends in zip(self.layers, has_cache, strict=True):
+        states, told = iter(cache), {} if positions is None else {"position_ids": positions}
+        for layer, attends in zip(self.layers, self.has_cache, strict=True):
             state = next(states) if attends else None
             mask = create_attention_mask(x, state, return_array=self._needs_array) if attends else None
-            x = cast(Any, layer)(x, mask=mask, cache=state)
+            x = cast(Any, layer)(x, mask=mask, cache=state, **told)
         return self.norm(x)
 
     @property
@@ -47,12 +116,29 @@ class MtpHead(nn.Module):
         """Whether each layer attends: some families have blocks of experts alone."""
         return [getattr(layer, "block_type", "*") == "*" for layer in self.layers]
 
+    def follow(
+        self, embeddings: mx.array, hidden: mx.array, own: Sequence[Any], *, positions: mx.array | None = None
+    ) -> None:
+        # Only the entries are evaluated: what it guesses behind each token is not asked for.
+        self.output(embeddings, hidden, own, positions=positions)
 
-class HeadedModel(nn.Module):
+    def step(
+        self,
+        embeddings: mx.array,
+        hidden: mx.array,
+        own: Sequence[Any],
+        caches: Sequence[Any],
+        *,
+        positions: mx.array | None = None,
+    ) -> tuple[mx.array, mx.array | None]:
+        return self.output(embeddings, hidden, own, positions=positions)[:, -1:], None
+
+
+class HeadedModel(GuessingModel):
     """A model of mlx-lm and its head. The caches are the model's, then the head's, then the last hidden state."""
 
     def __init__(
-        self, model: nn.Module, head: MtpHead, *, text_at: str, body: str = "model", embedding: str = "embed_tokens"
+        self, model: nn.Module, head: Head, *, text_at: str = "", body: str = "model", embedding: str = "embed_tokens"
     ) -> None:
         """`text_at`: the attribute of the model that has the language model; empty: it is that itself. `body`: that
         one's attribute without the output matrix, and `embedding` what it embeds tokens with."""
@@ -60,54 +146,50 @@ class HeadedModel(nn.Module):
         self.model = model
         self.head = head
         self._text_at, self._body, self._embedding = text_at, body, embedding
-        self._num_own = sum(head.has_cache)
 
     def __call__(self, inputs: mx.array, *, cache: list[Any]) -> mx.array:
-        num = self._num_own
-        hidden = getattr(self._text, self._body)(inputs, cache=cache[: -num - 1])
-        last = cast(HiddenLayer, cache[-1])
-        # Only the entries of the head are evaluated: what it guesses behind each token is not asked for here.
-        self.head.output(self.embed(inputs), last.follow(hidden), cache[-num - 1 : -1])
+        main, own, last = self._parts(cache)
+        hidden = getattr(self._text, self._body)(inputs, cache=main)
+        self.head.follow(self.embed_tokens(inputs), last.follow(hidden), own)
         return self.logits(hidden)
 
-    def guess(
-        self,
-        tokens: Sequence[int],
-        hidden: mx.array | None,
-        cache: list[Any],
-        *,
-        num: int,
-        choose: Callable[[mx.array, int], mx.array],
-    ) -> mx.array:
-        """`num` tokens that may follow `tokens`, of which none is fed yet; the caches stay as they are.
+    def guess(self, request: GuessRequest, cache: list[Any]) -> mx.array:
+        main, own, last = self._parts(cache)
+        before = last.last(self.embed_tokens(mx.array([[request.tokens[0]]])))
+        if request.hidden is not None:
+            before = mx.concatenate([before, request.hidden], axis=1)
+        num_fed, positions = 0, request.positions
 
-        `hidden`: the hidden states behind all of `tokens` but the last, if there are others. `choose`: the token for
-        some logits, so many tokens later.
-        """
-        own, last = cache[-self._num_own - 1 : -1], cast(HiddenLayer, cache[-1])
-        embeddings = self.embed(mx.array([list(tokens)]))
-        before = last.last(embeddings)
-        if hidden is not None:
-            before = mx.concatenate([before, hidden], axis=1)
-        chosen: list[mx.array] = []
-        for num_pending in range(num):
-            before = self.head.output(embeddings, before, own)[:, -1:]
-            chosen.append(choose(self.logits(before)[0, -1], num_pending))
-            embeddings = self.embed(chosen[-1].reshape(1, 1).astype(mx.int32))
-        guessed = mx.stack(chosen)
+        def follow(fed: mx.array) -> mx.array:
+            nonlocal before, num_fed
+            stop = num_fed + fed.shape[1]
+            where = None if positions is None else positions[..., num_fed:stop]
+            before, logits = self.head.step(self.embed_tokens(fed), before, own, main, positions=where)
+            num_fed = stop
+            return (self.logits(before) if logits is None else logits)[0, -1]
+
+        guessed = request.chain(follow)
         mx.eval(guessed, [plane for layer in own for plane in layer.planes])
         for layer in own:
-            # What was chosen last is not fed.
-            layer.undo_last(len(tokens) + num - 1)
+            layer.undo_last(request.num_fed)
         return guessed
 
-    def embed(self, tokens: mx.array) -> mx.array:
-        return self._embed(tokens)
+    def embed_tokens(self, tokens: mx.array) -> mx.array:
+        """Tokens as the model's first layer gets them."""
+        embedded = self._embed(tokens)
+        scale = getattr(getattr(self._text, self._body), "embed_scale", None)
+        return embedded if scale is None else embedded * scale
 
     def logits(self, hidden: mx.array) -> mx.array:
         """The output for hidden states behind the last norm, the model's or the head's."""
         text = self._text
-        return text.lm_head(hidden) if "lm_head" in text else self._embed.as_linear(hidden)
+        logits = text.lm_head(hidden) if "lm_head" in text else self._embed.as_linear(hidden)
+        cap = getattr(text, "final_logit_softcapping", None)
+        return logits if cap is None else mx.tanh(logits / cap) * cap
+
+    def _parts(self, cache: list[Any]) -> tuple[list[Any], list[Any], HiddenLayer]:
+        num = len(cache) - 1 - self.head.num_caches
+        return cache[:num], cache[num:-1], cast(HiddenLayer, cache[-1])
 
     @property
     def _embed(self) -> Any:
@@ -118,15 +200,50 @@ class HeadedModel(nn.Module):
         return getattr(self.model, self._text_at) if self._text_at else self.model
 
 
+class HeadedSeeingModel(HeadedModel, SeeingModel):
+    """A model that sees, and its head, which gets an image's rows in the place of embeddings as the model does."""
+
+    model: SeeingModel
+
+    def __init__(self, model: SeeingModel, head: Head) -> None:
+        super().__init__(model, head)
+        self.sight = model.sight
+
+    def __call__(
+        self,
+        tokens: mx.array,
+        *,
+        cache: list[Any],
+        positions: mx.array | None = None,
+        inputs: PassInputs | None = None,
+    ) -> mx.array:
+        main, own, last = self._parts(cache)
+        logits, hidden = self.model.with_hidden(tokens, cache=main, positions=positions, inputs=inputs)
+        embeddings = self.embed_tokens(tokens) if inputs is None else inputs.embedded.embeds
+        self.head.follow(embeddings, last.follow(hidden), own, positions=positions)
+        return logits
+
+    def embed_tokens(self, tokens: mx.array) -> mx.array:
+        return self.model.embed(tokens).embeds
+
+    def logits(self, hidden: mx.array) -> mx.array:
+        return self.model.logits(hidden)
+
+    def embed(self, tokens: mx.array) -> Embedded:
+        return self.model.embed(tokens)
+
+    def encode(self, prepared: PreparedImage) -> ImageFeatures:
+        return self.model.encode(prepared)
+
+
 def blueprint_with_head(model: nn.Module, *, kv_bits: int | None = None, kv_group_size: int = 64) -> Blueprint:
     """The layer states of a model, and of its head if it has one."""
     if not isinstance(model, HeadedModel):
         return blueprint_of(model, kv_bits=kv_bits, kv_group_size=kv_group_size)
-    main, own = (
-        blueprint_of(each, kv_bits=kv_bits, kv_group_size=kv_group_size)
-        for each in (model.model, _HeadLayers(model.head))
-    )
-    return main.with_head(own)
+    main = blueprint_of(model.model, kv_bits=kv_bits, kv_group_size=kv_group_size)
+    if not isinstance(model.head, MtpHead):
+        return main.with_head(Blueprint(specs=()))
+    return main.with_head(blueprint_of(_HeadLayers(model.head), kv_bits=kv_bits, kv_group_size=kv_group_size))
 
 
 class _HeadLayers(nn.Module):

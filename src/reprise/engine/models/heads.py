@@ -21,8 +21,10 @@ from mlx.utils import tree_flatten
 from mlx_lm import utils as mlx_lm_utils
 
 from reprise.core.errors import LoadFailed, first_line
-from reprise.engine.models.headed import HeadedModel, MtpHead
+from reprise.engine.models.assistant import AssistantHead, layers_to_read
+from reprise.engine.models.headed import Head, HeadedModel, HeadedSeeingModel, MtpHead
 from reprise.engine.models.model_files import HEADS_BESIDE, WEIGHTS, read_config
+from reprise.engine.states.seeing import SeeingModel
 
 log = logging.getLogger(__name__)
 
@@ -42,12 +44,12 @@ class HeadFormat:
     """
 
     text_at: str = ""
-    prefixes: tuple[str, ...]
+    prefixes: tuple[str, ...] = ()
     names: Mapping[str, str] = field(default_factory=dict[str, str])
     ignored: tuple[str, ...] = ()
     """Copies of the model's embedding and output."""
-    one_layer: Mapping[str, Any]
-    promised_by: str
+    one_layer: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    promised_by: str = ""
     """The key of the configuration that has the number of its layers."""
     norm_offset: float = 0.0
     """What is added to the weights of norms in a checkpoint that was not converted for MLX."""
@@ -59,6 +61,8 @@ class HeadFormat:
     """The key of the configuration that has what norms add."""
     pattern: str = ""
     """The key that has the kinds of the head's layers, where it has several; "": it is one layer."""
+    drafters: tuple[str, ...] = ()
+    """Model types of folders with an assistant, which reads the model's entries. It is all the family has, if any."""
 
 
 _QWEN = HeadFormat(
@@ -101,6 +105,7 @@ _NEMOTRON = HeadFormat(
     eps="layer_norm_epsilon",
     pattern="mtp_hybrid_override_pattern",
 )
+_GEMMA = HeadFormat(text_at="language_model", drafters=("gemma4_assistant", "gemma4_unified_assistant"))
 
 FORMATS: Mapping[str, HeadFormat] = {
     "qwen3_5": _QWEN,
@@ -110,6 +115,8 @@ FORMATS: Mapping[str, HeadFormat] = {
     "glm4_moe_lite": _NEXTN_LATENT,
     "deepseek_v3": _NEXTN_LATENT,
     "nemotron_h": _NEMOTRON,
+    "gemma4": _GEMMA,
+    "gemma4_text": replace(_GEMMA, text_at=""),
 }
 """By architecture."""
 
@@ -142,6 +149,8 @@ class _StoredHead:
     tensors: Mapping[str, mx.array]
     is_converted: bool
     """Whether they were converted for MLX, so that norms are as it has them."""
+    config: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """That of its folder, if it has one."""
 
 
 def attach_head(
@@ -157,13 +166,16 @@ def attach_head(
         return model, stored
     form = FORMATS[str(config.get("model_type"))]
     try:
-        head = _read(stored, form, config)
+        head = _read(stored, form, config, model)
     except LoadFailed as error:
         if mtp != "auto":
             raise LoadFailed(f"--mtp {mtp}: {error}") from error
         return model, HeadFacts(reason=str(error))
     nbytes = sum(array.nbytes for _, array in tree_flatten(head.parameters()))
-    headed = HeadedModel(model, head, text_at=form.text_at, body=form.body, embedding=form.embedding)
+    if isinstance(model, SeeingModel):
+        headed = HeadedSeeingModel(model, head)
+    else:
+        headed = HeadedModel(model, head, text_at=form.text_at, body=form.body, embedding=form.embedding)
     return headed, HeadFacts(place=stored.place, nbytes=nbytes)
 
 
@@ -180,6 +192,11 @@ def without_head(model: nn.Module) -> nn.Module:
     return model.model if isinstance(model, HeadedModel) else model
 
 
+def with_entries(model: nn.Module) -> nn.Module:
+    """The model and its head, or the model alone where the head adds nothing to what is stored."""
+    return model.model if isinstance(model, HeadedModel) and isinstance(model.head, AssistantHead) else model
+
+
 def _find(config: Mapping[str, Any], directory: Path, *, mtp: str) -> _StoredHead | HeadFacts | None:
     """The head's tensors; why there are none, if they were to be expected; None: they were not. Raises LoadFailed."""
     if mtp == "off":
@@ -193,7 +210,7 @@ def _find(config: Mapping[str, Any], directory: Path, *, mtp: str) -> _StoredHea
     if folder is not None:
         return _in_folder(folder, form, config)
     stored = _in_checkpoint(directory, form, config)
-    promised = int(_text_of(config).get(form.promised_by) or 0)
+    promised = int(_text_of(config).get(form.promised_by) or 0) if form.promised_by else 0
     if stored is not None or promised == 0:
         return stored
     return HeadFacts(
@@ -215,6 +232,8 @@ def _text_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _in_checkpoint(directory: Path, form: HeadFormat, config: Mapping[str, Any]) -> _StoredHead | None:
     """The head in the model's own files or beside them."""
+    if form.drafters:
+        return None
     files = sorted(directory.glob(WEIGHTS))
     stored = _stored(files, form, config, place=directory.name)
     for name in HEADS_BESIDE:
@@ -227,12 +246,14 @@ def _in_folder(folder: Path, form: HeadFormat, config: Mapping[str, Any]) -> _St
     """The head in a folder of its own, or in one of a whole model. Raises LoadFailed."""
     if not folder.is_dir():
         raise LoadFailed(f"--mtp {folder}: no such directory. Give a folder with a head, auto or off.")
-    kind = str(read_config(folder, f"--mtp {folder}").get("model_type", ""))
+    own = read_config(folder, f"--mtp {folder}")
+    kind = str(own.get("model_type", ""))
+    is_bare = kind in form.drafters if form.drafters else kind.endswith("_mtp")
     files = sorted(folder.glob("*.safetensors"))
-    stored = _stored(files, form, config, place=str(folder), is_bare=kind.endswith("_mtp"))
+    stored = _stored(files, form, config, place=str(folder), is_bare=is_bare)
     if stored is None:
         raise LoadFailed(f"--mtp {folder}: it has no tensors of a head for this model.")
-    return stored
+    return replace(stored, config=own)
 
 
 def _stored(
@@ -279,21 +300,17 @@ def _one_layer(config: Mapping[str, Any]) -> nn.Module:
     return cast(nn.Module, model_class(arguments.from_dict({**config, **given})))
 
 
-def _of_layers(one: nn.Module, form: HeadFormat, config: Mapping[str, Any]) -> MtpHead:
-    text = _text_of(config)
-    width, eps = int(text["hidden_size"]), float(text[form.eps])
-    return MtpHead(list(cast(Any, one).layers), width=width, eps=eps, needs_array=form.needs_array)
-
-
-def _read(stored: _StoredHead, form: HeadFormat, config: Mapping[str, Any]) -> MtpHead:
-    """A head with these weights. Raises LoadFailed if they do not fit the model."""
+def _read(stored: _StoredHead, form: HeadFormat, config: Mapping[str, Any], model: nn.Module) -> Head:
+    """A head for this model with these weights. Raises LoadFailed if they do not fit it."""
     try:
-        one = _one_layer(config)
-        tensors = _converted(stored, one, form)
-        num = 1 + max((int(name.split(".")[1]) for name in tensors if name.startswith("layers.")), default=0)
-        head = _of_layers(one, form, config)
-        if num > len(head.layers):
-            raise LoadFailed(f"the head in {stored.place} has {num} layers, and only those with one are known")
+        if form.drafters:
+            tensors = dict(stored.tensors)
+            head = AssistantHead(stored.config, read_from=layers_to_read(config))
+        else:
+            one = _one_layer(config)
+            tensors = _converted(stored, one, form)
+            head = _of_layers(one, form, config, model)
+            _check_number(tensors, head, stored)
         _quantise(head, tensors)
         head.load_weights(list(tensors.items()))
     except LoadFailed:
@@ -303,6 +320,20 @@ def _read(stored: _StoredHead, form: HeadFormat, config: Mapping[str, Any]) -> M
         raise LoadFailed(f"the head in {stored.place} does not fit the model: {first_line(error)}") from error
     head.eval()
     return head
+
+
+def _of_layers(one: nn.Module, form: HeadFormat, config: Mapping[str, Any], model: nn.Module) -> MtpHead:
+    text = _text_of(config)
+    width, eps = int(text["hidden_size"]), float(text[form.eps])
+    # Those of a model that sees are told where tokens stand.
+    layers = model.head_layers(form.one_layer) if isinstance(model, SeeingModel) else list(cast(Any, one).layers)
+    return MtpHead(layers, width=width, eps=eps, needs_array=form.needs_array)
+
+
+def _check_number(tensors: Mapping[str, mx.array], head: MtpHead, stored: _StoredHead) -> None:
+    num = 1 + max((int(name.split(".")[1]) for name in tensors if name.startswith("layers.")), default=0)
+    if num > len(head.layers):
+        raise LoadFailed(f"the head in {stored.place} has {num} layers, and only those with one are known")
 
 
 def _converted(stored: _StoredHead, one: nn.Module, form: HeadFormat) -> dict[str, mx.array]:
@@ -329,7 +360,7 @@ def _stacked(tensors: Mapping[str, mx.array]) -> dict[str, mx.array]:
     return found | {name: mx.stack([each[at] for at in sorted(each)]) for name, each in experts.items()}
 
 
-def _quantise(head: MtpHead, tensors: Mapping[str, mx.array]) -> None:
+def _quantise(head: Head, tensors: Mapping[str, mx.array]) -> None:
     """Have the head's layers take quantised weights where the tensors are; their shapes say in which form."""
 
     def form_of(path: str, module: nn.Module) -> bool | dict[str, Any]:

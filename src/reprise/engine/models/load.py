@@ -32,7 +32,7 @@ from reprise.core.settings import KV_GROUP_SIZES
 from reprise.disk.folders.model_folder import PartsElsewhere
 from reprise.engine.models.fingerprint import fingerprint_of
 from reprise.engine.models.headed import blueprint_with_head
-from reprise.engine.models.heads import HeadFacts, attach_head, look_for_head, without_head
+from reprise.engine.models.heads import HeadFacts, attach_head, with_entries, without_head
 from reprise.engine.models.hub import Download, fetch, fetch_config, plan_download
 from reprise.engine.models.model_files import (
     WEIGHTS,
@@ -119,8 +119,8 @@ def load_model(
 ) -> LoadedModel:
     """Load a local directory or a hub id. `chat_template`: Jinja source instead of the model's. Raises LoadFailed.
 
-    `mtp`: where its head is, see `attach_head`; a model that sees, or in parts, has none. `shard` reduces the model to
-    this machine's part before its weights are read. `images`: "auto" or "off", whether the model sees where it can.
+    `mtp`: where its head is, see `attach_head`; a model in parts has none. `shard` reduces the model to this machine's
+    part before its weights are read. `images`: "auto" or "off", whether the model sees where it can.
     """
     directory = model_directory(source, downloads=downloads)
     config = check_config(read_config(directory, source), source)
@@ -135,8 +135,7 @@ def load_model(
     if read is None:
         read = _read_text(directory, source, chosen, shard=shard)
     tokenizer, config = read.tokenizer, read.config
-    where, sees = mtp if shard is None else "off", read.vision is not None
-    model, head = _with_head(read.model, config, directory, mtp=where, sees=sees)
+    model, head = attach_head(read.model, config, directory, mtp=mtp if shard is None else "off")
     if kv_bits is not None:
         check_quantised(model, source, bits=kv_bits, group_size=kv_group_size)
     blueprint = blueprint_with_head(model, kv_bits=kv_bits, kv_group_size=kv_group_size)
@@ -156,7 +155,7 @@ def load_model(
         nbytes=sum(array.nbytes for array in weights.values()),
         num_parameters=None if shard is not None else _num_parameters(model),
         quantisation=quantisation(config, summary),
-        fingerprint=fingerprint_of(weights, _facts(config, kv_bits, kv_group_size, read.vision)),
+        fingerprint=_fingerprint(model, _facts(config, kv_bits, kv_group_size, read.vision)),
         config=config,
         head=head,
         sampling=read_generation_config(_generation_config(directory, source), vocab_size=vocab_size),
@@ -244,8 +243,7 @@ def on_weights_of(
     Raises LoadFailed.
     """
     directory = model_directory(source, downloads=False)
-    sees = held.vision is not None
-    model, head = _with_head(without_head(held.model), held.config, directory, mtp=mtp, sees=sees)
+    model, head = attach_head(without_head(held.model), held.config, directory, mtp=mtp)
     if kv_bits is not None:
         check_quantised(model, source, bits=kv_bits, group_size=kv_group_size)
     weights = dict(tree_flatten(model.parameters()))
@@ -258,22 +256,14 @@ def on_weights_of(
         name=Path(source).expanduser().name if is_local(source) else source,
         text=with_template(held, source, chat_template=chat_template, trusts_remote_code=trusts_remote_code),
         blueprint=blueprint_with_head(model, kv_bits=kv_bits, kv_group_size=kv_group_size),
-        fingerprint=fingerprint_of(weights, _facts(held.config, kv_bits, kv_group_size, held.vision)),
+        fingerprint=_fingerprint(model, _facts(held.config, kv_bits, kv_group_size, held.vision)),
         base=held,
         shared_nbytes=min(nbytes, held.nbytes),
     )
 
 
-def _with_head(
-    model: nn.Module, config: Mapping[str, Any], directory: Path, *, mtp: str, sees: bool
-) -> tuple[nn.Module, HeadFacts | None]:
-    """The model with its head, and where that is from: see `attach_head`. A model that sees is left as it is."""
-    if not sees:
-        return attach_head(model, config, directory, mtp=mtp)
-    found = look_for_head(config, directory, mtp=mtp)
-    if found is not None and found.is_there:
-        found = HeadFacts(reason=f"the one in {found.place} needs --images off, as the model sees")
-    return model, found
+def _fingerprint(model: nn.Module, facts: Mapping[str, Any]) -> str:
+    return fingerprint_of(dict(tree_flatten(with_entries(model).parameters())), facts)
 
 
 def _facts(config: Mapping[str, Any], kv_bits: int | None, kv_group_size: int, vision: Vision | None) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import copy
 import logging
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -104,9 +105,31 @@ class VlmModel(SeeingModel):
         positions: mx.array | None = None,
         inputs: PassInputs | None = None,
     ) -> mx.array:
+        return self._run(tokens, cache, positions, inputs).logits
+
+    def with_hidden(
+        self, tokens: mx.array, *, cache: list[Any], positions: mx.array | None = None, inputs: PassInputs | None = None
+    ) -> tuple[mx.array, mx.array]:
+        found = self._run(tokens, cache, positions, inputs, return_hidden=True)
+        # Some give what is before the last norm, and how their own drafters have it behind that.
+        behind_norm = getattr(self._language, "speculative_draft_hidden", lambda hidden: hidden)
+        return found.logits, behind_norm(found.hidden_states[-1])
+
+    def logits(self, hidden: mx.array) -> mx.array:
+        language = self._language
+        return language.lm_head(hidden) if "lm_head" in language else language.model.embed_tokens.as_linear(hidden)
+
+    def head_layers(self, changes: Mapping[str, Any]) -> list[nn.Module]:
+        language = self._language
+        own = replace(language.args, **changes)
+        return list(type(language)(own, language.config).model.layers)
+
+    def _run(
+        self, tokens: mx.array, cache: list[Any], positions: mx.array | None, inputs: PassInputs | None, **more: Any
+    ) -> Any:
         # What a pass is not told, mlx-vlm's models look up on the model object, where another request has left its own.
         assert (positions is None) == (self.sight.positions is Positions.OWN), "a pass is told where its tokens stand"
-        named: dict[str, Any] = {} if positions is None else {"position_ids": positions}
+        named: dict[str, Any] = more if positions is None else {"position_ids": positions, **more}
         if inputs is not None:
             tokens = mx.where(tokens < 0, self.placeholder, tokens)
             named["inputs_embeds"] = inputs.embedded.embeds
@@ -115,7 +138,7 @@ class VlmModel(SeeingModel):
             if inputs.deep:
                 named["visual_pos_masks"] = mx.array(inputs.is_placeholder)
                 named["deepstack_visual_embeds"] = list(inputs.deep)
-        return self._language(tokens, cache=cache, **named).logits
+        return self._language(tokens, cache=cache, **named)
 
 
 class VlmReader:

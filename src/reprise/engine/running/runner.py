@@ -19,8 +19,7 @@ from reprise.core.images import ImageFile, PromptImage
 from reprise.core.job import Job
 from reprise.core.kinds import Footprint, Full, KvKind
 from reprise.core.tokens import Span, Tokens
-from reprise.engine.models.companion import AccompaniedModel
-from reprise.engine.models.headed import HeadedModel
+from reprise.engine.models.headed import GuessingModel, GuessRequest
 from reprise.engine.models.load import LoadedModel
 from reprise.engine.running.batching import TOKEN_BY_TOKEN
 from reprise.engine.running.image_features import FeatureCache, inputs_of
@@ -501,7 +500,7 @@ class Runner:
     @property
     def can_guess(self) -> bool:
         """Whether a head or a companion guesses the model's next tokens."""
-        return isinstance(self.loaded.model, HeadedModel | AccompaniedModel)
+        return isinstance(self.loaded.model, GuessingModel)
 
     def guess(self, live: LiveSequence, num: int) -> list[int]:
         """`num` tokens that may follow the pending one of a sequence that decodes, by the model's head or companion.
@@ -511,9 +510,16 @@ class Runner:
         """
         model, rows = self.loaded.model, self._gather([live])
         rows.step_back()
-        assert isinstance(model, HeadedModel | AccompaniedModel), "nothing guesses for this model"
+        assert isinstance(model, GuessingModel), "nothing guesses for this model"
         fed = [*live.unfed, live.pending]
-        guessed = model.guess(fed, live.unfed_hidden, rows.caches, num=num, choose=live.ready.guess)
+        request = GuessRequest(
+            tokens=fed,
+            num=num,
+            choose=live.ready.guess,
+            hidden=live.unfed_hidden,
+            positions=rows.positions(len(fed) + num - 1),
+        )
+        guessed = model.guess(request, rows.caches)
         return [int(token) for token in cast(list[int], guessed.tolist())]
 
     def exact_size(self, most: int) -> int:

@@ -102,11 +102,18 @@ class KvLayer:
         num = keys.shape[2]
         low = self.append([keys, values])
         self.lengths = [length + num for length in self.lengths]
-        return self.planes[0][..., low : self.end, :], self.planes[1][..., low : self.end, :]
+        return self._from(low)
 
     def keys_and_values(self) -> tuple[mx.array, mx.array]:
         """The result of the last update, for layers that share this one's entries."""
-        low = self._last_low
+        return self._from(self._last_low)
+
+    def seen_next(self) -> tuple[mx.array, mx.array]:
+        """What the next token of a single row will see beside itself, in the form of `keys_and_values`."""
+        assert self.num_rows == 1, self.num_rows
+        return self._from(self.end - self._visible(1))
+
+    def _from(self, low: int) -> tuple[mx.array, mx.array]:
         return self.planes[0][..., low : self.end, :], self.planes[1][..., low : self.end, :]
 
     def reserve(self, length: int) -> None:
@@ -406,8 +413,8 @@ class QuantizedLayer(FullLayer):
         self.lengths = [length + num for length in self.lengths]
         return self.keys_and_values()
 
-    def keys_and_values(self):  # type: ignore[override]
-        views = [plane[..., self._last_low : self.end, :] for plane in self.planes]
+    def _from(self, low: int):  # type: ignore[override]
+        views = [plane[..., low : self.end, :] for plane in self.planes]
         return tuple(views[:3]), tuple(views[3:])
 
 

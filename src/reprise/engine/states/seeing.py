@@ -152,3 +152,17 @@ class SeeingModel(nn.Module):
     ) -> mx.array:
         """The logits of a pass. `positions`: shape ``(3, rows, n)``, None if it knows them by itself."""
         raise NotImplementedError
+
+    def with_hidden(
+        self, tokens: mx.array, *, cache: list[Any], positions: mx.array | None = None, inputs: PassInputs | None = None
+    ) -> tuple[mx.array, mx.array]:
+        """A pass, as above: its logits, and its hidden states behind the last norm, shape ``(rows, n, width)``."""
+        raise NotImplementedError
+
+    def logits(self, hidden: mx.array) -> mx.array:
+        """The output for hidden states behind the last norm."""
+        raise NotImplementedError
+
+    def head_layers(self, changes: Mapping[str, Any]) -> list[nn.Module]:
+        """The layers of its language model under a changed configuration, for a head. Raises LoadFailed."""
+        raise NotImplementedError

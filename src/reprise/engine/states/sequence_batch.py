@@ -146,12 +146,12 @@ class SequenceBatch:
         for layer in both_ways:
             layer.blocks = inputs.blocks if inputs is not None else ()
         try:
-            return model(tokens, cache=self.caches, positions=self._positions(tokens.shape[1]), inputs=inputs)
+            return model(tokens, cache=self.caches, positions=self.positions(tokens.shape[1]), inputs=inputs)
         finally:
             for layer in both_ways:
                 layer.blocks = ()
 
-    def _positions(self, num: int) -> mx.array | None:
+    def positions(self, num: int) -> mx.array | None:
         """Where the next `num` tokens of each row stand, shape ``(3, rows, n)``; None: the model knows it."""
         if self.blueprint.positions is Positions.OWN:
             return None
