@@ -43,6 +43,20 @@ def test_the_next_turn_after_a_restart_computes_what_is_new(
         engine = start(model, shares_from=shares_from)
 
 
+def test_a_path_on_disk_without_a_snapshot_below_the_match_is_not_called_nothing(start: Restarts) -> None:
+    engine = start()
+    prompt = words(1, 200)
+    engine.run(prompt)
+    engine = start()
+    edited = [*prompt[:180], *words(2, 30)]
+    answer = engine.run(edited)
+    assert answer.computed == len(edited) and answer.tokens == engine.cold(edited)
+    assert (answer.end.outcome.reason, answer.end.outcome.num_matched) == (Reason.NO_SNAPSHOT, 180)
+    # What a template writes in front of every chat is no match.
+    other = [*prompt[:10], *words(3, 200)]
+    assert engine.run(other).end.outcome.reason is not Reason.NO_SNAPSHOT
+
+
 @pytest.mark.parametrize("model", ["llama", "qwen3_5", "gemma3_text", "mamba2"])
 def test_what_the_memory_has_of_a_prompt_is_not_read_again(start: Restarts, model: str) -> None:
     engine = start(model)

@@ -174,9 +174,10 @@ class RequestPrefixes:
         # Only at the first admission: a preempted request keeps its reason.
         if self._is_on and request.stats.admission is None:
             request.stats.continues = match.continues
-            if request.reading.not_read_to > request.stats.matched:
+            on_disk = request.reading.not_read_to or self._disk.agrees_to(request, held=resume_at)
+            if on_disk > request.stats.matched:
                 # What is stored there is not what memory has behind its own match.
-                request.stats.matched, request.stats.continues = request.reading.not_read_to, None
+                request.stats.matched, request.stats.continues = on_disk, None
             evicted_to = self._cache.evicted_to(match, resume_at)
             request.stats.reason = _reason(
                 request,
