@@ -30,6 +30,8 @@ class Account(StrEnum):
     """Read from disk and not yet committed."""
     IMAGES = "images"
     """What the tower made of images."""
+    EMBEDDINGS = "embeddings"
+    """Vectors of earlier inputs, kept for exact repeats."""
 
 
 Reclaimer = Callable[[], bool]

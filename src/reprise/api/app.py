@@ -20,9 +20,9 @@ from reprise.api.http.web_access import WebAccess
 from reprise.api.native import llama_cpp, lookup, overview, pins, prefill, server_routes, tokenize, tree
 from reprise.api.native.prefill import read_warm_file, warm_up
 from reprise.api.native.refusals import Refusals
-from reprise.api.ollama import library
+from reprise.api.ollama import embed, library
 from reprise.api.ollama import routes as ollama
-from reprise.api.openai import chat, completions, models
+from reprise.api.openai import chat, completions, embeddings, models
 from reprise.api.responses import compact
 from reprise.api.responses import routes as responses
 from reprise.api.responses.store import ResponseStore
@@ -39,7 +39,7 @@ from reprise.core.settings import Settings
 
 _INSPECT_S = 5.0
 """How long the first line of a recording waits for the engine to say what a model's state takes."""
-_APIS = (chat, completions, messages, responses, compact, ollama, library, models)
+_APIS = (chat, completions, embeddings, messages, responses, compact, ollama, embed, library, models)
 _WATCHING = (page, lookup, tree, overview)
 _NATIVE = (prefill, tokenize, llama_cpp, pins, *_WATCHING, server_routes)
 ROUTES: Sequence[BaseRoute] = tuple(route for module in (*_APIS, *_NATIVE) for route in module.router.routes)
@@ -126,8 +126,9 @@ def create_app(service: ChatService, settings: Settings) -> FastAPI:
     # The last one added is the outermost.
     if recorder is not None:
         app.add_middleware(RecordedCalls, recorder=recorder)
-    # Another model may have a longer context, and may see.
-    context = service.served.context if service.models is None else None
+    # Another model may have a longer context, and may see; an embedder reads many texts at a time.
+    is_alone = service.models is None and service.served.embedder is None
+    context = service.served.context if is_alone else None
     sees = service.models is not None or service.served.image_limits is not None
     for layer, options in _layers(settings, shapes=shapes, context=context, sees=sees):
         app.add_middleware(layer, **options)

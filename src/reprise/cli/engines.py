@@ -20,7 +20,7 @@ from reprise.api.service.served import Served, served_model
 from reprise.api.service.service import ChatService
 from reprise.chat.templates.template import syntax_fault
 from reprise.cli.agents import AGENTS
-from reprise.cli.inspection import CHAT_TOKENS, count_layers, describe_head, idle_chats
+from reprise.cli.inspection import CHAT_TOKENS, describe_head, idle_chats, layers_text
 from reprise.cli.process_limits import weights_nbytes
 from reprise.cli.served_models import EngineGroup, ModelEntry, engine_groups, served_models
 from reprise.cli.server_url import DEFAULT_URL
@@ -336,7 +336,9 @@ def _look(served: _ServingEngine, models: Sequence[ServedModel]) -> None:
             fault = f"{group.settings.model} has not been downloaded: `reprise pull {group.settings.model}`."
         else:
             directory = model_directory(group.settings.model, downloads=False)
-            outline = outline_of(directory, group.settings.model, kv_bits=group.settings.kv_bits)
+            outline = outline_of(
+                directory, group.settings.model, kv_bits=group.settings.kv_bits, embedder=group.settings.embedder
+            )
             layers = _layers_text(outline)
         if group.settings.adapter_path is not None:
             check_adapter(group.settings.adapter_path)
@@ -397,6 +399,9 @@ def reported_loading(
 def banner(served: Served, footprint: Footprint, *, budget: int, url: str) -> list[str]:
     """What is served, in lines for a person: the model and its layers, what memory holds, and how to get there."""
     context = "" if served.context is None else f"; context of {served.context:,} tokens"
+    if served.embedder is not None:
+        what = "rerank" if served.embedder.is_reranker else "embeddings"
+        return [f"{served.id}: {served.layers}{context}", f"OpenAI: {url}/v1/{what}   page: {url}/"]
     lengths = [tokens for tokens in CHAT_TOKENS if served.context is None or tokens <= served.context]
     fits = [idle_chats(tokens, footprint, budget) for tokens in lengths or CHAT_TOKENS[:1]]
     chats = ", ".join(f"{chats.num:,} chats of {chats.tokens // 1024}k tokens" for chats in fits)
@@ -419,4 +424,6 @@ def disk_line(settings: Settings, disk: OnDisk | None) -> str | None:
 
 
 def _layers_text(model: LoadedModel | ModelOutline) -> str:
-    return ", ".join(f"{layers.num} × {layers.kind}" for layers in count_layers(model.blueprint.specs))
+    if isinstance(model, ModelOutline):
+        return layers_text(model.blueprint.specs, model.embedder)
+    return layers_text(model.blueprint.specs, "" if model.embedder is None else model.embedder.summary)

@@ -10,7 +10,7 @@ from reprise.cli.configuration import Configuration, with_options
 from reprise.cli.refuse import refusals
 
 
-@with_options(("model", "cache_bytes", "kv_bits", "kv_group_size"))
+@with_options(("model", "embedder", "cache_bytes", "kv_bits", "kv_group_size"))
 def inspect(
     configuration: Configuration,
     *,
@@ -21,7 +21,7 @@ def inspect(
     share = settings.cache_bytes
     from rich.console import Console  # noqa: PLC0415 (quick start)
 
-    from reprise.cli.inspection import as_json, inspect_model  # noqa: PLC0415 (imports MLX)
+    from reprise.cli.inspection import as_json, embedder_facts, inspect_model  # noqa: PLC0415 (imports MLX)
     from reprise.cli.inspection_table import table_of  # noqa: PLC0415
     from reprise.engine import memory  # noqa: PLC0415
     from reprise.engine.models.load import load_model  # noqa: PLC0415
@@ -32,7 +32,13 @@ def inspect(
             kv_bits=settings.kv_bits,
             kv_group_size=settings.kv_group_size,
             mtp=settings.head_source,
+            embedder=settings.embedder,
         )
+        if loaded.embedder is not None:
+            facts = embedder_facts(loaded)
+            lines = [f"{name.replace('_', ' '):<12}  {value}" for name, value in facts.items()]
+            typer.echo(json.dumps(facts, indent=2) if as_numbers else "\n".join(lines))
+            return
         budget = share.of(memory.device_bytes()) if share is not None else memory.default_budget(loaded.nbytes)
         inspection = inspect_model(loaded, budget=budget)
     if as_numbers:

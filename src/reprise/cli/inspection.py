@@ -151,6 +151,21 @@ def inspect_model(loaded: LoadedModel, *, budget: int) -> TemplateReport:
     )
 
 
+def embedder_facts(loaded: LoadedModel) -> dict[str, Any]:
+    """What is to be known of a model that makes vectors or scores."""
+    embedder = loaded.embedder
+    assert embedder is not None, loaded.name
+    return {
+        "model": loaded.name,
+        "architecture": loaded.architecture,
+        "weights": loaded.nbytes,
+        "makes": embedder.summary,
+        "dimensions": embedder.num_dimensions,
+        "longest": embedder.max_tokens,
+        "prompts": ", ".join(embedder.prompts) or "none",
+    }
+
+
 def images_of(loaded: LoadedModel) -> Images | None:
     """How a model sees, found out with a picture; None if it takes text alone."""
     vision, layout = loaded.vision, loaded.blueprint.layout
@@ -236,6 +251,13 @@ def describe_kind(kind: KvKind) -> str:
             return f"chunks of {size:,}"
 
 
+def layers_text(specs: Sequence[Spec], embedder: str) -> str:
+    """How many layers of which kind, or how an `embedder` makes its vectors."""
+    if embedder != "":
+        return f"embedder: {embedder}" if not embedder.startswith("reranker") else embedder
+    return ", ".join(f"{layers.num} × {layers.kind}" for layers in count_layers(specs))
+
+
 def count_layers(specs: Sequence[Spec]) -> tuple[Layers, ...]:
     """How many layers of which kind, in the order in which each kind first occurs."""
     counted = Counter(_describe(spec) for spec in specs)
@@ -261,7 +283,7 @@ def _describe(spec: Spec) -> str:
 
 
 def idle_chats(tokens: int, footprint: Footprint, budget: int) -> Chats:
-    """How many chats of this length fit."""
+    """How many chats of this length fit, on a model that makes text."""
     # Under pressure an idle chat keeps the snapshots of two positions: its end, and what survives the next turn.
     nbytes = footprint.at(tokens) + footprint.snapshot
     return Chats(tokens=tokens, nbytes=nbytes, num=budget // nbytes)

@@ -165,9 +165,9 @@ def _weights(outline: "ModelOutline") -> str:
 
 
 def _layers(outline: "ModelOutline") -> str:
-    from reprise.cli.inspection import count_layers  # noqa: PLC0415
+    from reprise.cli.inspection import layers_text  # noqa: PLC0415
 
-    return ", ".join(f"{layers.num} × {layers.kind}" for layers in count_layers(outline.blueprint.specs))
+    return layers_text(outline.blueprint.specs, outline.embedder)
 
 
 def _as_json(model: ListedModel) -> dict[str, Any]:

@@ -144,6 +144,7 @@ def _engine_key(settings: Settings, directory: Path | None) -> tuple[Any, ...]:
         settings.kv_group_size if settings.kv_bits is not None else None,
         settings.trusts_remote_code,
         settings.images,
+        settings.embedder,
         # Not `head_source`: where one of them has a draft model, it is that of all.
         "off" if settings.drafts == "off" else settings.mtp,
     )

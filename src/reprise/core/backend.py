@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Any, Protocol, TypeVar
 
+from reprise.core.embedding import Embedded, EmbeddingJob
 from reprise.core.events import Event
 from reprise.core.inspection import (
     WHOLE_TREE,
@@ -292,6 +293,13 @@ class Backend(Protocol):
         """Queue the job. `sink` is called with its events on the engine thread, so it must not block.
 
         Raises QueueFull, ShuttingDown, ContextTooLong or BadRequest; then there are no events.
+        """
+        ...
+
+    def embed(self, job: EmbeddingJob) -> Future[Embedded]:
+        """Compute vectors. The caller may cancel the future: what nobody waits for is not computed.
+
+        Raises ShuttingDown; QueueFull and other errors are in the future.
         """
         ...
 

@@ -46,6 +46,7 @@ BACKGROUND_MODES = (AUTO, NEVER, ALWAYS)
 """When next turns are settled, answers audited, and prefixes written to disk."""
 DRAFT_MODES = ("auto", "off", "exact")
 IMAGES = ("auto", "off")
+EMBEDDERS = ("auto", "off", "cls", "mean", "last", "yes-no")
 LOG_FORMATS = ("text", "json")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
@@ -283,6 +284,15 @@ class Settings:
             "Drop tokens less likely than this fraction of the likeliest. Default as for --temp.",
         ),
     ] = None
+    embedder: Annotated[
+        str,
+        _answers(
+            "embedder",
+            one_of(*EMBEDDERS),
+            "Whether the model makes embeddings instead of text: auto as its files say, off, or a pooling (cls, mean, "
+            "last) where they do not say it. yes-no: a reranker whose answer is yes or no.",
+        ),
+    ] = "auto"
     images: Annotated[
         str,
         _answers(
@@ -533,6 +543,7 @@ MODEL_OPTIONS: Mapping[str, Option] = {
         "thinking_budget",
         "max_context",
         "images",
+        "embedder",
         "kv_bits",
         "kv_group_size",
         "mtp",

@@ -53,7 +53,7 @@ class OpenedDisks:
 
     def open(self, loaded: LoadedModel) -> None:
         """Open a model's disk cache, on any thread. Raises DiskUnusable."""
-        if self._settings.disk_directory is None or loaded.fingerprint in self._opened:
+        if loaded.embedder is not None or self._settings.disk_directory is None or loaded.fingerprint in self._opened:
             return
         footprint = footprint_of(loaded.model, loaded.blueprint)
         disk = open_disk(self._settings, loaded, footprint, block=self._block)
@@ -65,7 +65,8 @@ class OpenedDisks:
         opened = self._opened.pop(loaded.fingerprint, None)
         if opened is not None:
             return opened
-        return open_disk(self._settings, loaded, footprint, block=self._block)
+        # An embedder has no layer states.
+        return None if loaded.embedder is not None else open_disk(self._settings, loaded, footprint, block=self._block)
 
     def close(self) -> None:
         """Close what was not taken, on another thread."""

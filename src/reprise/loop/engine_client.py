@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from reprise.core.backend import Lookup, Status, StoredRun, WeightsState
+from reprise.core.embedding import Embedded, EmbeddingJob
 from reprise.core.errors import QueueFull, RepriseError
 from reprise.core.events import Event
 from reprise.core.inspection import WHOLE_TREE, DiskTree, EdgeTokens, InspectedEviction, Inspection, TreePart
@@ -78,6 +79,8 @@ class EngineClient:
         self._asking = threading.Lock()
         self._pending: set[Future[Any]] = set()
         """What callers wait for."""
+        self._embedding: set[Future[Embedded]] = set()
+        """Of that, vectors."""
 
     def start(self) -> LoadedModel:
         """Load the model and start serving. Raises LoadFailed."""
@@ -163,6 +166,12 @@ class EngineClient:
         if self._thread.failure is not None and self._gate.ended(job.id):
             raise self._thread.failure
 
+    def embed(self, job: EmbeddingJob) -> Future[Embedded]:
+        arrived_s = time.monotonic()
+        return self._call_unless_closed(
+            lambda answer: self._engine.embed(job, answer, arrived_s), among=self._embedding
+        )
+
     def cancel(self, job_id: str) -> bool:
         if not self._gate.is_inside(job_id):
             return False
@@ -171,7 +180,7 @@ class EngineClient:
 
     def status(self) -> Status:
         # First: what is published after it counts all jobs that have ended.
-        is_idle = self._gate.is_idle
+        is_idle = self._gate.is_idle and not self._embedding
         # Read here: the disk writer runs while the loop sleeps, and does not publish.
         on_disk = stats_of(self._engine.disk)
         stalled_s = self._thread.heartbeat.stalled_s
@@ -269,15 +278,19 @@ class EngineClient:
             lambda answer: self._thread.inspections.add(lambda: self._engine.answer(question, answer))
         )
 
-    def _call_unless_closed(self, command: Callable[[Future[T]], None]) -> Future[T]:
-        """Run a command that resolves the future, which is returned."""
+    def _call_unless_closed(
+        self, command: Callable[[Future[T]], None], *, among: set[Future[T]] | None = None
+    ) -> Future[T]:
+        """Run a command that resolves the future, which is returned, and is `among` these until then."""
         answer: Future[T] = Future()
         # Under a lock, so that it is queued before the command to close, after which nothing is answered.
         with self._asking:
             if self._gate.is_closed:
                 raise shutting_down()
-            self._pending.add(answer)
-            answer.add_done_callback(self._pending.discard)
+            for each in (self._pending, among):
+                if each is not None:
+                    each.add(answer)
+                    answer.add_done_callback(each.discard)
             self._thread.call(lambda: command(answer))
         # As in `submit`.
         if self._thread.failure is not None:

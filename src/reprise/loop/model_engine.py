@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar
 
 from reprise.core.backend import Status, WeightsState
+from reprise.core.embedding import Embedded, EmbeddingJob
 from reprise.core.errors import (
     CacheNotCleared,
     EngineFailed,
@@ -148,6 +149,8 @@ class ModelEngine:
         if self._worker is not None and not self.is_loaded:
             for request in list(self._worker.requests.values()):
                 self._worker.requests.fail(request, shutting_down())
+            if self._worker.embedding is not None:
+                self._worker.embedding.fail_all(shutting_down())
         self.publish()
 
     def end_soon(self, *, now: bool) -> None:
@@ -233,11 +236,33 @@ class ModelEngine:
             worker.cancel(job.id)
         self.publish()
 
+    def embed(self, job: EmbeddingJob, answer: Future[Embedded], arrived_s: float) -> None:
+        """Queue an embedding job, whose future is resolved with its vectors."""
+        worker = self._worker
+        if worker is None or worker.embedding is None or (self._refuses_loads and not self.is_loaded):
+            answer.set_exception(
+                shutting_down() if self._refuses_loads else EngineFailed(f"{self.name} does not make embeddings now.")
+            )
+            return
+        self._weights.asked_s = time.monotonic()
+        self._weights.num_asked += 1
+        worker.memory.shared.note_request(worker.memory)
+        try:
+            worker.embedding.add(job, answer, arrived_s)
+        except Exception as error:
+            log.exception("embeddings could not be queued")
+            worker.embedding.fail_all(engine_failed("The embedding failed in the engine", error))
+        self.publish()
+
     def state(self) -> ModelState:
         """The model's state for `decide_models`."""
         weights, worker = self._weights, self._worker
         requests = [r for r in worker.requests.values() if not r.is_settle] if worker is not None else []
         waits_s = [r.arrived_s for r in requests if r.is_waiting] + [since_s for since_s, _ in weights.wanted]
+        embedding = None if worker is None else worker.embedding
+        if embedding is not None and not self.is_loaded and embedding.waits_since_s is not None:
+            waits_s.append(embedding.waits_since_s)
+        num_embedding = 0 if worker is None else worker.num_embedding
         has_work = worker is not None and self.is_loaded and worker.has_work
         base = self._base()
         shared_nbytes = 0 if base is None else base.nbytes
@@ -256,7 +281,7 @@ class ModelEngine:
             asked_s=weights.asked_s,
             keep_alive_s=weights.keep_alive_s,
             is_dismissed=weights.is_dismissed,
-            has_requests=has_work and len(requests) > 0,
+            has_requests=has_work and len(requests) + num_embedding > 0,
             has_idle_work=has_work,
             last_step=weights.last_step,
         )
@@ -287,13 +312,16 @@ class ModelEngine:
 
     @property
     def num_requests(self) -> int:
-        return 0 if self._worker is None else len(self._worker.requests)
+        return 0 if self._worker is None else len(self._worker.requests) + self._worker.num_embedding
 
     @property
     def num_running(self) -> int:
         """Requests with live state, settling jobs not counted."""
         worker = self._worker
-        return 0 if worker is None else sum(not request.is_settle for request in worker.requests.running)
+        if worker is None:
+            return 0
+        num_embedding = worker.num_embedding if self.is_loaded else 0
+        return num_embedding + sum(not request.is_settle for request in worker.requests.running)
 
     @property
     def preemption(self) -> Preemption | None:
@@ -374,7 +402,7 @@ class ModelEngine:
             return self._load()
         settings = self._settings
         loaded = self._host.bases.load(settings, downloads=downloads)
-        if settings.draft_model is None or settings.draft_mode == "off":
+        if settings.draft_model is None or settings.draft_mode == "off" or loaded.embedder is not None:
             return loaded
         companion = load_model(
             settings.draft_model,
@@ -468,6 +496,8 @@ class ModelEngine:
         """Cancel all requests and free everything, when the thread ends."""
         if self._worker is not None:
             self._worker.cancel_all()
+            if self._worker.embedding is not None:
+                self._worker.embedding.fail_all(shutting_down())
             self.publish()
             self._worker.preemption.others = ()
             self._worker.shutdown()

@@ -34,6 +34,7 @@ from reprise.engine.running.runner import SHARES_FROM, Runner, TokenFailure, Tok
 from reprise.loop.admission import Gate
 from reprise.loop.audit import Audit
 from reprise.loop.disk import OpenedDisks
+from reprise.loop.embedding import EmbeddingQueue
 from reprise.loop.executor import Executor, make_drafts
 from reprise.loop.head_drafts import DraftingHead
 from reprise.loop.preemption import Preemption
@@ -132,8 +133,11 @@ class Worker:
         )
         self.preemption = Preemption(self.requests, self.prefixes, self.sequences)
         self.audit = Audit(self.runner, self.memory, settings, chunk=chunk, clock=clock)
+        self.embedding = self._embedding_queue(loaded, settings)
+        """None: the model makes text."""
+        kept = () if self.embedding is None else (self.embedding.kept.release_one,)
         features = self.runner.features
-        first = (self.audit.give_up, features.release_one)
+        first = (self.audit.give_up, *kept, features.release_one)
         last = (self.prefixes.unpin_first, features.release_needed)
         self.memory.reclaim_from(*first, *self.sequences.reclaimers, *last)
         executor = self.executor
@@ -146,11 +150,26 @@ class Worker:
             needed=lambda position: self.runner.most_live_nbytes(position, chunk=1),
         )
 
+    def _embedding_queue(self, loaded: LoadedModel, settings: Settings) -> EmbeddingQueue | None:
+        if loaded.embedder is None:
+            return None
+        return EmbeddingQueue(
+            lambda: self.runner.loaded,
+            self.memory,
+            max_queue=settings.max_queue,
+            stall_s=self.limits.max_stall_s,
+            note=self.requests.counts.update,
+            clock=self._clock,
+        )
+
     # A step: schedule, execute, store, finish.
 
     def step(self) -> None:
         """Decide what to do, do it, store what was computed, and finish what is complete."""
         assert on_engine_thread()
+        if self.embedding is not None and len(self.embedding) > 0:
+            self.embedding.step(num_others=self.num_others)
+            return
         if self.sequences.is_broken:
             self.requests.reset_cache()
         decodes = any(isinstance(request.phase, Decoding) for request in self.requests.values())
@@ -473,16 +492,23 @@ class Worker:
     def fail_all(self, error: RepriseError) -> None:
         """Fail all jobs and discard their state, which can no longer be trusted."""
         self.requests.fail_together(list(self.requests.values()), error)
+        if self.embedding is not None:
+            self.embedding.fail_all(error)
+
+    @property
+    def num_embedding(self) -> int:
+        """Requests for embeddings that wait or run."""
+        return 0 if self.embedding is None else len(self.embedding)
 
     @property
     def is_empty(self) -> bool:
         """Whether there are only settling jobs, or none."""
-        return all(request.is_settle for request in self.requests.values())
+        return self.num_embedding == 0 and all(request.is_settle for request in self.requests.values())
 
     @property
     def has_work(self) -> bool:
         """Whether `step` has something to do now."""
-        runs = any(not request.is_loading for request in self.requests.values())
+        runs = self.num_embedding > 0 or any(not request.is_loading for request in self.requests.values())
         # Idle work needs an empty table: a job that waits for the disk prevents it.
         idles = len(self.requests) == 0 and (not self.cache.is_compact or self.audit.due_in_s == 0)
         return runs or idles or self.disk.due_in_s == 0
@@ -515,6 +541,8 @@ class Worker:
         if self.drafts is not None:
             self.drafts.clear(namespace)
         self.cache.clear(namespace, owner=owner)
+        if self.embedding is not None:
+            self.embedding.clear(namespace)
         device_memory.give_back()
         return cleared
 
@@ -545,6 +573,8 @@ class Worker:
         self.audit.give_up()
         self.requests.reset_cache()
         self.runner.features.clear()
+        if self.embedding is not None:
+            self.embedding.clear()
         self.memory.disconnect()
         device_memory.give_back()
 
@@ -554,4 +584,6 @@ class Worker:
         self.cache.check()
         self.memory.check({Account.SEQUENCES: self.runner.live_nbytes})
         self.runner.features.check()
+        if self.embedding is not None:
+            self.embedding.check()
         self.disk.check()

@@ -19,7 +19,11 @@ _APIS = {
     "/v1/completions": "completions",
     "/v1/messages": "messages",
     "/v1/responses": "responses",
+    "/v1/embeddings": "embeddings",
+    "/v1/rerank": "rerank",
+    "/v2/rerank": "rerank",
     "/api/chat": "ollama",
+    "/api/embed": "ollama",
     "/api/generate": "ollama",
 }
 """By the beginning of the path: the API's name in records."""
@@ -53,7 +57,7 @@ class Refusals:
         log.warning("refused with %d (%s): %s: %s", problem.status, problem.code, request_line, problem.message)
         if path.startswith(_ABOUT_THE_SERVER):
             return
-        self._service.note_refusal(
+        self._service.note_record(
             Record(
                 id=new_request_id("refused"),
                 api=next((api for start, api in _APIS.items() if path.startswith(start)), "other"),

@@ -87,7 +87,7 @@ async def show(body: ShowBody, context: InContext) -> dict[str, Any]:
     served.check_name(model_name(body.model or body.name))
     text, kind = served.text, served.architecture or "unknown"
     capabilities = [
-        "completion",
+        "completion" if served.embedder is None else "rerank" if served.embedder.is_reranker else "embedding",
         *(["vision"] if served.image_limits is not None else []),
         *(["tools"] if text.tool_start is not None or text.parse_tool_call is not None else []),
         *(["thinking"] if text.think_start is not None or text.initial_state is not None else []),
@@ -95,6 +95,8 @@ async def show(body: ShowBody, context: InContext) -> dict[str, Any]:
     model_info: dict[str, Any] = {"general.architecture": kind, "general.basename": served.id}
     if served.context is not None:
         model_info[f"{kind}.context_length"] = served.context
+    if served.embedder is not None:
+        model_info[f"{kind}.embedding_length"] = served.embedder.num_dimensions
     return {
         "modelfile": f"FROM {served.id}\n",
         "parameters": _parameters(served),

@@ -97,6 +97,7 @@ def _model(served: Served) -> dict[str, Any]:
         "owned_by": "reprise",
         "max_model_len": served.context,
         "input_modalities": ["text"] if served.image_limits is None else ["text", "image"],
+        **({} if served.embedder is None else {"type": "rerank" if served.embedder.is_reranker else "embedding"}),
     }
 
 

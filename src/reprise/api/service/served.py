@@ -11,7 +11,8 @@ from reprise.api.service.unread import RefusedQuestions
 from reprise.chat.grammars.grammar import Grammars
 from reprise.chat.rendering.render import Renderer, RenderSettings
 from reprise.chat.text_model import TextModel
-from reprise.core.errors import UnknownModel, prompt_too_long
+from reprise.core.embedding import Embedder
+from reprise.core.errors import BadRequest, UnknownModel, prompt_too_long
 from reprise.core.job import Number, SamplingDefaults
 from reprise.core.settings import Settings
 
@@ -54,6 +55,8 @@ class Served:
     """What requests may call the adapter that the model has; none: it has no adapter."""
     image_limits: ImageLimits | None = None
     """Of a model that sees images; None: it does not."""
+    embedder: Embedder | None = None
+    """Of a model that makes vectors or scores; None: it makes text."""
     refused_questions: RefusedQuestions = field(default_factory=RefusedQuestions)
     """Questions with images and the like that were refused, so that the chats they stand in can go on."""
 
@@ -70,6 +73,12 @@ class Served:
             f"The model {name!r} is not served here. Use {self.id!r}, leave `model` out, "
             "or start the server with --any-model."
         )
+
+    def check_makes_text(self) -> None:
+        """Raise BadRequest for an embedder."""
+        if self.embedder is not None:
+            makes, where = ("scores", "rerank") if self.embedder.is_reranker else ("embeddings", "embeddings")
+            raise BadRequest(f"{self.id} makes {makes} and does not answer chats. Use /v1/{where}.", param="model")
 
     def check_adapter(self, name: str | None) -> None:
         """Raise UnknownModel unless a request that names this adapter can be served. None means the model as it is."""
@@ -132,6 +141,7 @@ def served_model(loaded: "LoadedModel", settings: Settings, *, text: TextModel |
         accepts_any_name=settings.accepts_any_model,
         adapter_names=names_of_adapter(settings.adapter_path),
         image_limits=None if text.images is None else image_limits(settings),
+        embedder=loaded.embedder,
     )
 
 

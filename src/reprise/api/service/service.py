@@ -253,6 +253,7 @@ class ChatService:
 
     async def render(self, chat: ChatRequest, *, namespace: str = "", is_final: bool = True) -> Rendered:
         """The chat as the model would see it, off the event loop; nothing is computed. `is_final`: see `Renderer`."""
+        self.served.check_makes_text()
         chat = await self._with_images(self._with_defaults(chat), namespace)
         return await self.off_loop(lambda: self._renderer(namespace).render(chat, is_final=is_final))
 
@@ -374,6 +375,7 @@ class ChatService:
     ) -> tuple[Rendered | None, Prompt]:
         if self.is_closing:
             raise ShuttingDown("The server is shutting down. Try again in a moment.")
+        self.served.check_makes_text()
         if isinstance(prompt, RawPrompt):
             if len(prompt.tokens) == 0:
                 raise BadRequest("The prompt is empty. Send at least one token.", param="prompt")
@@ -513,10 +515,8 @@ class ChatService:
                 Stage.AFTER, lambda: self._renderer(request.namespace).explain(rendered, outcomes[0])
             )
         record = record_of(reply, model=self.served.id, explanation=explanation)
-        self.records.add(record)
         log.info("%s", log_line(record, names_model=self.models is not None and len(self.models.all) > 1))
-        for watcher in self._watchers:
-            watcher.request_ended(record)
+        self.note_record(record)
         return record
 
     async def recorded(self) -> None:
@@ -536,8 +536,8 @@ class ChatService:
                 assert reply.recording is not None, "made when the reply is closed"
                 await asyncio.wait([reply.recording])
 
-    def note_refusal(self, record: Record) -> None:
-        """Keep the record of a request that never began."""
+    def note_record(self, record: Record) -> None:
+        """Keep the record of a request that is over, or never began, and tell those who watch."""
         self.records.add(record)
         for watcher in self._watchers:
             watcher.request_ended(record)

@@ -315,8 +315,9 @@ async def _read(request: Request, read: _ReadRequest, adapter: TypeAdapter[BaseM
     if not raw or not _is_json(request):
         return
     found = cast(Context, request.app.state.context)
-    service, is_only = found.service, found.models is None
-    context = service.served.context if is_only else None
+    service = found.service
+    is_bounded = found.models is None and service.served.embedder is None
+    context = service.served.context if is_bounded else None
     parse = partial(parse_body, raw, adapter, limits=service.limits, context=context)
     # Who leaves meanwhile is noticed when it is parsed.
     read.model = parse() if len(raw) <= _MAX_ON_LOOP_NBYTES else await service.threads.run(Stage.READ, parse)

@@ -54,13 +54,16 @@ class SharedBases:
         with self._loading:
             directory = model_directory(source, downloads=downloads)
             # Whether it sees is not changed on loaded weights: they are other modules of another library.
-            key = directory.resolve(), _files(directory), settings.images
+            key = directory.resolve(), _files(directory), settings.images, settings.embedder
             base = self._held.get(key)
             if base is None:
-                base = self._held[key] = load_model(source, downloads=False, images=settings.images, **options)
+                base = self._held[key] = load_model(
+                    source, downloads=False, images=settings.images, embedder=settings.embedder, **options
+                )
                 self._options[base] = options
             self._latest[_place(source)] = base
-            is_other = options != self._options[base]
+            # An embedder has no layer states, template or head to have in another form.
+            is_other = options != self._options[base] and base.embedder is None
             loaded = on_weights_of(base, source, **options) if is_other else base
         return loaded if settings.adapter_path is None else with_adapter(loaded, settings.adapter_path)
 
@@ -99,6 +102,8 @@ def with_adapter(base: LoadedModel, adapter: str) -> LoadedModel:
         raise LoadFailed(
             f"{adapter}: adapters are for models that take text alone. Start {base.name} with --images off."
         )
+    if base.embedder is not None:
+        raise LoadFailed(f"{adapter}: {base.name} makes embeddings, and adapters are for models that make text.")
     model = _twin(base)
     try:
         load_adapters(without_head(model), str(directory))

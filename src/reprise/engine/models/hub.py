@@ -27,9 +27,10 @@ from mlx_lm.utils import DEFAULT_ALLOW_PATTERNS
 
 from reprise.core.errors import LoadFailed, first_line
 from reprise.core.sizes import nbytes_text
+from reprise.engine.models.embedders import EMBEDDER_FILES
 from reprise.engine.models.model_files import HEADS_BESIDE, WEIGHTS, no_weights
 
-_FILES = [*DEFAULT_ALLOW_PATTERNS, *HEADS_BESIDE]
+_FILES = [*DEFAULT_ALLOW_PATTERNS, *HEADS_BESIDE, *EMBEDDER_FILES]
 """Of a model, those that are fetched."""
 _SPARE = 1 << 30
 """Bytes that a download leaves free on the disk."""

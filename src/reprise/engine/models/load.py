@@ -24,12 +24,14 @@ from reprise.chat.answers.thinking_learning import with_learnt_thinking
 from reprise.chat.calls.call_learning import learn_calls
 from reprise.chat.extent import extent_of
 from reprise.chat.text_model import TextModel
+from reprise.core.embedding import Embedder
 from reprise.core.errors import LoadFailed, first_line
 from reprise.core.installation import mend_line
 from reprise.core.job import Number, read_generation_config
 from reprise.core.kinds import Full
 from reprise.core.settings import KV_GROUP_SIZES
 from reprise.disk.folders.model_folder import PartsElsewhere
+from reprise.engine.models.embedders import EmbedderPlan, is_encoder, look_for_embedder, read_embedder
 from reprise.engine.models.fingerprint import fingerprint_of
 from reprise.engine.models.headed import blueprint_with_head
 from reprise.engine.models.heads import HeadFacts, attach_head, with_entries, without_head
@@ -94,6 +96,8 @@ class LoadedModel:
     """What those machines have on disk; None: the model is whole here."""
     vision: Vision | None = None
     """Of a model that sees; None: it takes text alone."""
+    embedder: Embedder | None = None
+    """Of a model that makes vectors or scores; None: it makes text."""
 
     @property
     def held_nbytes(self) -> int:
@@ -116,15 +120,23 @@ def load_model(
     mtp: str = "off",
     shard: Callable[[nn.Module], None] | None = None,
     images: str = "auto",
+    embedder: str = "auto",
 ) -> LoadedModel:
     """Load a local directory or a hub id. `chat_template`: Jinja source instead of the model's. Raises LoadFailed.
 
     `mtp`: where its head is, see `attach_head`; a model in parts has none. `shard` reduces the model to this machine's
-    part before its weights are read. `images`: "auto" or "off", whether the model sees where it can.
+    part before its weights are read. `images`: "auto" or "off", whether the model sees where it can. `embedder`: see
+    `look_for_embedder`; an embedder has no parts, head or layer states.
     """
     directory = model_directory(source, downloads=downloads)
     config = check_config(read_config(directory, source), source)
     summary = check_weights(directory, source)
+    plan = look_for_embedder(directory, config, choice=embedder)
+    if plan is not None:
+        if shard is not None:
+            raise LoadFailed(f"{source} makes embeddings, and is not split over machines. Serve it on one of them.")
+        return _load_embedder(directory, source, plan, quantised=quantisation(config, summary))
+    check_makes_text(config, source)
     chosen = _tokenizer_config(chat_template, trusts_remote_code=trusts_remote_code)
     read: _ReadModel | None = None
     blind = why_blind(config, has_tower=summary.has_tower, images=images, is_whole=shard is None)
@@ -160,6 +172,30 @@ def load_model(
         head=head,
         sampling=read_generation_config(_generation_config(directory, source), vocab_size=vocab_size),
         vision=read.vision,
+    )
+
+
+def _load_embedder(directory: Path, source: str, plan: EmbedderPlan, *, quantised: str) -> LoadedModel:
+    config = mlx_lm_utils.load_config(directory)
+    wrapper = _load_tokenizer(str(directory), source, {}, eos=config.get("eos_token_id") or [])
+    model, embedder = read_embedder(directory, source, config, plan, inner_tokenizer(wrapper))
+    weights = dict(tree_flatten(model.parameters()))
+    mx.eval([array for _, array in tree_flatten(cast(dict[str, Any], model))])
+    return LoadedModel(
+        name=directory.name if is_local(source) else source,
+        model=model,
+        architecture=str(config["model_type"]),
+        # Its chat template is for pairs at most: nobody chats with it.
+        text=replace(text_model_of(wrapper, vocab_size=embedder.vocab_size), render=None, template_source=""),
+        blueprint=Blueprint(specs=()),
+        vocab_size=embedder.vocab_size,
+        context=embedder.max_tokens,
+        nbytes=sum(array.nbytes for array in weights.values()),
+        num_parameters=_num_parameters(model),
+        quantisation=quantised,
+        fingerprint=fingerprint_of(weights, {"config": config, "embedder": embedder.summary}),
+        config=config,
+        embedder=embedder,
     )
 
 
@@ -333,7 +369,8 @@ def check_config(config: dict[str, Any], source: str) -> dict[str, Any]:
     if not isinstance(config.get("model_type"), str):
         raise LoadFailed(f"{source}: its config.json has no model_type, so it is not a language model for mlx-lm.")
     try:
-        mlx_lm_utils._get_classes(config)  # pyright: ignore[reportPrivateUsage] -- the only way to find out
+        if not is_encoder(config):
+            mlx_lm_utils._get_classes(config)  # pyright: ignore[reportPrivateUsage] -- the only way to find out
     except ValueError as error:
         if not is_of_source(config):
             may_see = config.get("vision_config") is not None and not has_source()
@@ -344,6 +381,15 @@ def check_config(config: dict[str, Any], source: str) -> dict[str, Any]:
             ) from error
     check_quantisation(config, source)
     return config
+
+
+def check_makes_text(config: Mapping[str, Any], source: str) -> None:
+    """Raise LoadFailed for an encoder, which can only make embeddings."""
+    if is_encoder(config):
+        raise LoadFailed(
+            f"{source} is an encoder ({config['model_type']}), which makes embeddings and no text. It cannot be served "
+            "with --embedder off."
+        )
 
 
 def _generation_config(directory: Path, source: str) -> dict[str, Any]:

@@ -41,6 +41,8 @@ _tried: WeakKeyDictionary[LoadedModel, str | None] = WeakKeyDictionary()
 
 def reason_to_run_alone(loaded: LoadedModel) -> str | None:
     """Why this model's sequences must run one at a time, or None if they may share passes. Tried once a model."""
+    if loaded.embedder is not None:
+        return None
     known = ALONE.get(loaded.architecture)
     if known is not None:
         return known

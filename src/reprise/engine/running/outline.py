@@ -16,10 +16,11 @@ from mlx_lm.utils import (
 
 from reprise.core.errors import LoadFailed, first_line
 from reprise.core.kinds import Footprint
-from reprise.engine.models.load import check_config, context_of
+from reprise.engine.models.embedders import look_for_embedder
+from reprise.engine.models.load import check_config, check_makes_text, context_of
 from reprise.engine.models.model_files import check_weights, quantisation, read_config
 from reprise.engine.models.vision import why_blind
-from reprise.engine.running.runner import footprint_of
+from reprise.engine.running.runner import NO_STATE, footprint_of
 from reprise.engine.states.blueprint import Blueprint, blueprint_of
 
 _FLOATS = {"BF16": mx.bfloat16, "F16": mx.float16, "F32": mx.float32}
@@ -35,6 +36,8 @@ class ModelOutline:
     context: int | None
     blueprint: Blueprint
     footprint: Footprint
+    embedder: str = ""
+    """How it makes vectors or scores; empty: it makes text."""
 
     def tokens_within(self, nbytes: int) -> int:
         """The longest chat, up to the context, whose layer states fit in `nbytes`; 0 if not even one token fits."""
@@ -48,11 +51,27 @@ class ModelOutline:
 _LONGEST = 1 << 20
 
 
-def outline_of(directory: Path, source: str, *, kv_bits: int | None = None) -> ModelOutline:
-    """The outline of a model directory; `source`: its name for the user. Raises LoadFailed if it cannot be loaded."""
+def outline_of(directory: Path, source: str, *, kv_bits: int | None = None, embedder: str = "auto") -> ModelOutline:
+    """The outline of a model directory; `source`: its name for the user. Raises LoadFailed if it cannot be loaded.
+
+    `embedder`: as in `load_model`.
+    """
     read_config(directory, source)
     config = check_config(load_config(directory), source)
     weights = check_weights(directory, source)
+    plan = look_for_embedder(directory, config, choice=embedder)
+    if plan is not None:
+        blueprint = Blueprint(specs=())
+        return ModelOutline(
+            architecture=str(config["model_type"]),
+            quantisation=quantisation(config, weights),
+            nbytes=weights.nbytes,
+            context=context_of(config) if plan.max_tokens is None else plan.max_tokens,
+            blueprint=blueprint,
+            footprint=NO_STATE,
+            embedder=plan.summary,
+        )
+    check_makes_text(config, source)
     floats = [dtype for dtype in weights.dtypes if dtype in _FLOATS]
     dtype = _FLOATS[max(floats, key=lambda each: weights.dtypes[each])] if floats else mx.float16
     try:

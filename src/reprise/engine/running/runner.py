@@ -652,11 +652,17 @@ def _is_forced(result: TokenResult) -> bool:
     return result.live.ready.forced() is not None
 
 
+NO_STATE = Footprint(by_kind={}, each={}, snapshot=0, logits=0)
+"""Of an embedder."""
+
+
 def footprint_of(model: nn.Module, blueprint: Blueprint) -> Footprint:
     """Measured on the states of a sequence of two tokens: shapes follow from the model's code.
 
     Nothing is evaluated, so no weights are needed.
     """
+    if not blueprint.specs:
+        return NO_STATE
     rows = SequenceBatch(blueprint)
     logits = rows.forward(model, mx.array([[0, 0]]))
     source = SequenceSource(rows, 0)

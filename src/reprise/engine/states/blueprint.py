@@ -140,6 +140,7 @@ def _joins(kind: KvKind) -> bool:
 def blueprint_of(model: nn.Module, *, kv_bits: int | None = None, kv_group_size: int = 64) -> Blueprint:
     """Recognise the caches that `model` makes. `kv_bits`: quantise the entries of full attention."""
     caches = make_prompt_cache(model)
+    assert len(caches) > 0, "a model that makes text has layer states"
     specs = tuple(_recognise(cache, kv_bits, kv_group_size) for cache in caches)
     if not isinstance(model, SeeingModel):
         return Blueprint(specs=specs)
