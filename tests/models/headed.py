@@ -112,9 +112,13 @@ ASSISTED = ("gemma4", "gemma4_text")
 @functools.cache
 def assistant(architecture: str, kind: str) -> Path:
     """The folder of an assistant for the tiny model. `kind`: "tied", or "grouped": it looks in groups of tokens."""
-    directory = Path(_folder().name) / f"{architecture}-assistant-{kind}"
-    directory.mkdir()
     config = json.loads((plain_model(architecture) / "config.json").read_text())
+    return assistant_for(config, Path(_folder().name) / f"{architecture}-assistant-{kind}", kind)
+
+
+def assistant_for(config: Mapping[str, Any], directory: Path, kind: str) -> Path:
+    """An assistant for a model with this configuration, written to `directory`."""
+    directory.mkdir()
     text = config.get("text_config", config)
     own = {
         "model_type": "gemma4_assistant",

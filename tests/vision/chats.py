@@ -103,6 +103,13 @@ class SeenWalk:
             limit = outside(at, spans)
         return at
 
+    def resumed(self, prompt: Prompt) -> LiveSequence:
+        """A sequence at the position where the prompt resumes."""
+        restore = self.cache.read(self.cache.match(prompt.tokens), self.resume_at(prompt))
+        live = self.runner.start(restore, reserve=len(prompt))
+        live.see(prompt.images)
+        return live
+
     def cut(self, prompt: Prompt) -> None:
         """The prompt is cancelled in the middle of its first image, or before it where a pass must hold it whole."""
         span = prompt.images[0].span
@@ -115,9 +122,8 @@ class SeenWalk:
 
     def logits(self, prompt: Prompt) -> tuple[int, mx.array]:
         """Where it resumed, and the logits of what was computed; stored around images and near the end."""
-        at = self.resume_at(prompt)
-        live = self.runner.start(self.cache.read(self.cache.match(prompt.tokens), at), reserve=len(prompt))
-        live.see(prompt.images)
+        live = self.resumed(prompt)
+        at = live.position
         edges = {edge for each in prompt.images for edge in (each.span.start, each.span.stop)}
         near_end = outside(max(at + 1, len(prompt) - 7), [each.span for each in prompt.images])
         found: list[mx.array] = []

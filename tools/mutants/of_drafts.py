@@ -10,6 +10,8 @@ _BENEFIT = ("tests/drafts/test_benefit.py",)
 _COSTS = ("tests/drafts/test_costs.py",)
 _LOOP = ("tests/loop/test_drafts.py",)
 _EXACT = (*_LOOP, "-k", "exact")
+_ASSISTANT = ("tests/engine/test_assistant.py",)
+_SEEING = ("tests/vision/test_heads_that_see.py",)
 _HEAD = ("tests/engine/test_head.py",)
 _COMPANION = ("tests/engine/test_companion.py",)
 _GUESSES = ("tests/loop/test_head_drafts.py",)
@@ -143,9 +145,44 @@ DRAFTS_MUTANTS = (
     _mutant(
         "HeadedModel.guess",
         "what a head guessed stays among its entries",
-        "layer.undo_last(len(tokens) + num - 1)",
-        "layer.undo_last(num - 1)",
+        "layer.undo_last(request.num_fed)",
+        "layer.undo_last(request.num - 1)",
         (*_GUESSES, "-k", "rejected"),
+    ),
+    _mutant(
+        "KvLayer.seen_next",
+        "an assistant reads no entry of the last token",
+        "return self._from(self.end - self._visible(1))",
+        "return self._from(self.end - self._visible(1) + 1)",
+        _ASSISTANT,
+    ),
+    _mutant(
+        "_SeenEntries.__init__",
+        "an assistant is asked one position further on",
+        "mx.array(layer.lengths[0] - 1)",
+        "mx.array(layer.lengths[0])",
+        _ASSISTANT,
+    ),
+    _mutant(
+        "HeadedSeeingModel.__call__",
+        "a head gets the placeholders of an image for its rows",
+        "self.embed_tokens(tokens) if inputs is None else inputs.embedded.embeds",
+        "self.embed_tokens(tokens)",
+        _SEEING,
+    ),
+    _mutant(
+        "HeadedSeeingModel.__call__",
+        "the head of a model that sees counts positions by itself",
+        "self.head.follow(embeddings, last.follow(hidden), own, positions=positions)",
+        "self.head.follow(embeddings, last.follow(hidden), own, positions=mx.arange(3)[:, None, None] * 0 + 1)",
+        _SEEING,
+    ),
+    _mutant(
+        "_fingerprint",
+        "what is stored with a head is found without it",
+        "with_entries(model).parameters()",
+        "without_head(model).parameters()",
+        (*_GUESSES, "-k", "not_for_the_model_without"),
     ),
     _mutant(
         "AccompaniedModel.guess",

@@ -31,7 +31,7 @@ VISION_MUTANTS = (
         _POSITIONS,
     ),
     _mutant(
-        "SequenceBatch._positions",
+        "SequenceBatch.positions",
         "images do not shift what is behind them",
         "images if has_grids else ()",
         "()",

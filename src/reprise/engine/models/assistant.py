@@ -57,13 +57,13 @@ class AssistantHead(Head):
         x = self.pre_projection(mx.concatenate([embeddings, hidden], axis=-1))
         for layer in self.layers:
             entries = seen[layer.layer_type]
-            x, _, _ = layer(x, None, entries, shared_kv=entries.shared, offset=entries.offset)
+            x, _, _ = cast(Any, layer)(x, None, entries, shared_kv=entries.shared, offset=entries.offset)
         x = self.norm(x)
         return self.post_projection(x), self._logits(x)
 
     def _logits(self, x: mx.array) -> mx.array:
         if "masked_embedding" in self:
-            return self.masked_embedding(x, self.embed_tokens)
+            return self.masked_embedding.logits(x, self.embed_tokens)
         return self.lm_head(x) if "lm_head" in self else self.embed_tokens.as_linear(x)
 
 
@@ -93,7 +93,7 @@ class _GroupedOutput(nn.Module):
         self.token_ordering = mx.zeros((num_tokens,), dtype=mx.int32)
         self._num_groups, self._num_looked_into = num_groups, num_looked_into
 
-    def __call__(self, x: mx.array, embedding: nn.Embedding) -> mx.array:
+    def logits(self, x: mx.array, embedding: nn.Embedding) -> mx.array:
         """Shape ``(1, 1, width)`` to ``(1, 1, tokens)``."""
         order, num = self.token_ordering.reshape(self._num_groups, -1), self._num_looked_into
         groups = mx.argpartition(self.centroids(x)[0, 0], kth=-num)[-num:]

@@ -112,8 +112,8 @@ class VlmModel(SeeingModel):
     ) -> tuple[mx.array, mx.array]:
         found = self._run(tokens, cache, positions, inputs, return_hidden=True)
         # Some give what is before the last norm, and how their own drafters have it behind that.
-        behind_norm = getattr(self._language, "speculative_draft_hidden", lambda hidden: hidden)
-        return found.logits, behind_norm(found.hidden_states[-1])
+        behind_norm, hidden = getattr(self._language, "speculative_draft_hidden", None), found.hidden_states[-1]
+        return found.logits, hidden if behind_norm is None else behind_norm(hidden)
 
     def logits(self, hidden: mx.array) -> mx.array:
         language = self._language
