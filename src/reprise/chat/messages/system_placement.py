@@ -89,7 +89,8 @@ class Placement:
 
     def __init__(self, template: ChatTemplate, text_model: TextModel) -> None:
         self._template = template
-        self._rules = _rules(_call_writer(text_model))
+        writer = _call_writer(text_model)
+        self._rules = (*(_IMAGE_RULES if text_model.images is not None else ()), *_rules(writer))
         self._verdicts: dict[tuple[int, bool], bool] = {}
 
     def open(self, request: ChatRequest, moment: datetime) -> Placed:
@@ -119,13 +120,11 @@ class Placement:
         """The request without the shapes that the template does not take, and notes on what was rewritten."""
         notes: list[str] = []
         for number, rule in enumerate(self._rules):
-            if self._verdicts.get((number, len(request.tools) > 0), False):
-                continue  # Taken as it is, so a long chat need not be rewritten to see whether it has the shape.
-            other = rule.rewrite(request)
-            if other is request or self._takes(number, has_tools=len(request.tools) > 0):
-                continue
-            notes.append(_noted(rule.note, request, other))
-            request = other
+            # Asked first: then a long chat is not searched for shapes that are taken as they are.
+            other = request if self._takes(number, has_tools=len(request.tools) > 0) else rule.rewrite(request)
+            if other is not request:
+                notes.append(_noted(rule.note, request, other))
+                request = other
         return request, tuple(notes)
 
     def _takes(self, number: int, *, has_tools: bool) -> bool:
@@ -247,27 +246,32 @@ _ONE_TURN, _TWO_TURNS = (_ASKED,), (_ASKED, _ANSWERED, _ASKED_THEN)
 _LOOP = (_ASKED, _LOOKS, _SEEN)
 
 
+_IMAGE_RULES = (
+    _ShapeRule(
+        probes=((_ASKED, _LOOKS, _with_image(_SEEN)),),
+        baseline=_LOOP,
+        rewrite=rewriting.images_of_results_to_users,
+        note="images of tool results put into a user message behind them: the chat template accepts none there",
+    ),
+    _ShapeRule(
+        probes=((_with_image(_SYSTEM), _ASKED),),
+        baseline=_ONE_TURN,
+        rewrite=rewriting.images_of_systems_to_users,
+        note="images of system messages put into a user message behind them: the chat template accepts none there",
+    ),
+    _ShapeRule(
+        probes=((_ASKED, _with_image(_ANSWERED), _ASKED_THEN),),
+        baseline=_TWO_TURNS,
+        rewrite=rewriting.images_of_answers_to_users,
+        note="images of answers put into a user message behind them: the chat template accepts none in answers",
+    ),
+)
+"""For models that see, before the others."""
+
+
 def _rules(write_call: rewriting.CallWriter) -> tuple[_ShapeRule, ...]:
     """The rules in order: what one leaves, a later one may have to mend."""
     return (
-        _ShapeRule(
-            probes=((_ASKED, _LOOKS, _with_image(_SEEN)),),
-            baseline=_LOOP,
-            rewrite=rewriting.images_of_results_to_users,
-            note="images of tool results put into a user message behind them: the chat template accepts none there",
-        ),
-        _ShapeRule(
-            probes=((_with_image(_SYSTEM), _ASKED),),
-            baseline=_ONE_TURN,
-            rewrite=rewriting.images_of_systems_to_users,
-            note="images of system messages put into a user message behind them: the chat template accepts none there",
-        ),
-        _ShapeRule(
-            probes=((_ASKED, _with_image(_ANSWERED), _ASKED_THEN),),
-            baseline=_TWO_TURNS,
-            rewrite=rewriting.images_of_answers_to_users,
-            note="images of answers put into a user message behind them: the chat template accepts none in answers",
-        ),
         _ShapeRule(
             probes=(
                 (_SYSTEM, _ASKED, _ANSWERED, _SYSTEM_THEN, _ASKED_THEN),

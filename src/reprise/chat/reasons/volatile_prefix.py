@@ -5,7 +5,7 @@ The rules are data. Values that mean nothing to the model are left out; what the
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -135,11 +135,19 @@ class Normalized:
     notes: tuple[str, ...] = ()
 
 
-def normalize(request: ChatRequest, *, sorts_tools: bool) -> Normalized:
-    """Leave out of the system prompt what may be left out, name the rest, and sort the tools by name if wanted."""
+def normalize(
+    request: ChatRequest,
+    *,
+    sorts_tools: bool,
+    notes_of: Callable[[tuple[str, ...]], tuple[str, ...]] | None = None,
+) -> Normalized:
+    """Leave out of the system prompt what may be left out, name the rest, and sort the tools by name if wanted.
+
+    `notes_of`: `head_notes`, from a caller that remembers what it returned.
+    """
     head = head_length(request.messages)
-    notes = [note for rule in RULES for note in _notes(rule, request.messages[:head])]
-    notes += _moment_notes(request.messages[:head])
+    texts = tuple(joined_text(message.get("content")) for message in request.messages[:head])
+    notes = list((notes_of or head_notes)(texts))
     for rule in RULES:
         if rule.is_removed:
             request = _without(request, rule.pattern, head)
@@ -172,9 +180,14 @@ def reencoded_images(before: Sequence[Message], now: Sequence[Message]) -> tuple
     return ()
 
 
-def _notes(rule: Rule, messages: Sequence[Message]) -> list[str]:
-    for message in messages:
-        found = rule.pattern.search(joined_text(message.get("content")))
+def head_notes(texts: tuple[str, ...]) -> tuple[str, ...]:
+    """Notes on the texts of system messages."""
+    return (*(note for rule in RULES for note in _notes(rule, texts)), *_moment_notes(texts))
+
+
+def _notes(rule: Rule, texts: Sequence[str]) -> list[str]:
+    for text in texts:
+        found = rule.pattern.search(text)
         if found is not None:
             if rule.is_removed:
                 return [f"{rule.name} left out of the system prompt"]
@@ -200,10 +213,10 @@ _MOMENT_ADVICE = {
 }
 
 
-def _moment_notes(messages: Sequence[Message]) -> list[str]:
+def _moment_notes(texts: Sequence[str]) -> list[str]:
     notes: dict[bool, str] = {}
-    for message in messages:
-        for moment in present_moments(joined_text(message.get("content"))):
+    for text in texts:
+        for moment in present_moments(text):
             name = "time of day" if moment.is_clock else "date"
             notes.setdefault(
                 moment.is_clock,

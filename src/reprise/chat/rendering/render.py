@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import lru_cache, partial
 from threading import Lock
 from typing import Any, Literal, Protocol, cast
 
@@ -16,7 +17,7 @@ from reprise.chat.messages.compaction import Answered, Compactions
 from reprise.chat.messages.history import ReasoningMemory, argument_texts, as_message, completed
 from reprise.chat.messages.system_placement import Placement
 from reprise.chat.reasons.explain import Explanation, explain
-from reprise.chat.reasons.volatile_prefix import normalize, reencoded_images, reordered_tools
+from reprise.chat.reasons.volatile_prefix import head_notes, normalize, reencoded_images, reordered_tools
 from reprise.chat.rendering.abridged import AbridgedChat
 from reprise.chat.rendering.boundaries import find_boundaries
 from reprise.chat.request import ChatRequest, Message
@@ -93,6 +94,8 @@ class Renderer:
             is_faithful=not self.settings.has_canonical_tokens,
             nbytes=self.settings.token_memory_nbytes,
         )
+        # System prompts are long, and each turn of a chat has the same.
+        self._head_notes = lru_cache(maxsize=16)(head_notes)
         self._reasoning = ReasoningMemory()
         self._first_moments: Memo[int, datetime] = Memo(nbytes=_NUM_FROZEN_CHATS, size=lambda _key, _moment: 1)
         self._prompt_texts: Memo[str, str] = Memo(
@@ -116,7 +119,7 @@ class Renderer:
         refuse_if_parts_too_long(argument_texts(request.messages), self._text_model, context=self.settings.context)
         notes = [*request.notes, *whole.notes, *(_tool_notes(self._text_model) if request.tools else ())]
         if self.settings.normalizes:
-            normalized = normalize(request, sorts_tools=self.settings.sorts_tools)
+            normalized = normalize(request, sorts_tools=self.settings.sorts_tools, notes_of=self._head_notes)
             request = normalized.request
             notes += normalized.notes
         if self.settings.restores_reasoning:
@@ -137,9 +140,10 @@ class Renderer:
         if dates.has_dates and not dates.is_controlled and self.settings.freezes_date:
             notes.append("the chat template computes its date format, so its date cannot be frozen")
         prompt_at = self._generation_prompt_at(context, text)
-        parts = find_parts(request, tokenized, self._text_model.eos, text=text, prompt_at=prompt_at)
+        parts_of = partial(find_parts, request, tokenized, self._text_model.eos, text=text, prompt_at=prompt_at)
         # What a message to be continued has opened is in that message; else only the generation prompt can open.
-        from_char = parts[-1].chars.start if request.continue_final and parts else prompt_at
+        begun = parts_of()[-1:] if request.continue_final else ()
+        from_char = begun[0].chars.start if begun else prompt_at
         previous = self._previous(request)
         if self.settings.normalizes and previous is not None:
             notes += reordered_tools(previous.request.tools, request.tools)
@@ -151,7 +155,7 @@ class Renderer:
             text=text,
             tokenized=tokenized,
             is_thinking_open=self._is_open(text[from_char:]),
-            parts=parts,
+            parts_of=parts_of,
             notes=(*notes, *found.notes),
             dates=dates.texts(moment),
             previous=previous,

@@ -5,6 +5,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
 from itertools import pairwise
 from typing import Any, cast
 
@@ -40,11 +41,12 @@ class PromptPart:
         return str(self.kind) if self.index is None else f"message {self.index} ({self.role})"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Rendered:
     """A request as the model reads it.
 
     `context` is how it was rendered, `history` the messages before they were put into the form that the template takes.
+    `parts_of`: finds its parts when they are first asked for, which is after the answer.
     `is_thinking_open`: the prompt ends inside thinking. `dates` are the date texts that the template was given.
     `previous` is the latest rendering known of the same chat, for explanations; it has no `previous` itself.
     """
@@ -55,7 +57,7 @@ class Rendered:
     text: str
     tokenized: TokenizedText
     is_thinking_open: bool
-    parts: tuple[PromptPart, ...] = ()
+    parts_of: Callable[[], tuple[PromptPart, ...]]
     notes: tuple[str, ...] = ()
     dates: tuple[str, ...] = ()
     previous: "Rendered | None" = None
@@ -64,6 +66,11 @@ class Rendered:
     def request(self) -> ChatRequest:
         """What was rendered, with the reasoning that was put back."""
         return self.context.request
+
+    @cached_property
+    def parts(self) -> tuple[PromptPart, ...]:
+        """What stands where, as far as it can be found."""
+        return self.parts_of()
 
     def part_at_char(self, char: int) -> PromptPart | None:
         """The smallest part that holds this character."""
