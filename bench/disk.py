@@ -38,8 +38,9 @@ from reprise.disk.store.cache import DiskCache
 from reprise.disk.tier import DiskTier
 from reprise.disk.write_behind import SECTION_NBYTES
 from reprise.engine.models.load import load_model
+from reprise.engine.running.live_sequence import LiveSequence
 from reprise.engine.running.records import RecordEncoder
-from reprise.engine.running.runner import LiveSequence, Runner
+from reprise.engine.running.runner import Runner
 from reprise.engine.states.payloads import PackedSegment, pack, save
 from reprise.lab.demo.tiny.build import QWEN3_5, build_model
 from reprise.loop import EngineClient

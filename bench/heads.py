@@ -29,7 +29,8 @@ from reprise.core.prompt import Prompt
 from reprise.core.settings import Settings
 from reprise.core.tokens import as_tokens
 from reprise.drafts.benefit import DraftCosts, PassCosts
-from reprise.engine.running.runner import LiveSequence, TokenFailure, TokenResult
+from reprise.engine.running.live_sequence import LiveSequence
+from reprise.engine.running.runner import TokenFailure, TokenResult
 from reprise.lab.demo.tiny.build import random_weights
 from reprise.loop import EngineClient
 from reprise.loop.worker import Worker

@@ -21,7 +21,8 @@ from reprise.core.allowance import StepAllowance
 from reprise.core.kinds import Full
 from reprise.core.prompt import BoundaryKind
 from reprise.core.tokens import Tokens
-from reprise.engine.running.runner import SHARES_FROM, LiveSequence, Runner
+from reprise.engine.running.live_sequence import LiveSequence
+from reprise.engine.running.runner import SHARES_FROM, Runner
 from reprise.engine.states.blueprint import KvSpec
 from reprise.loop.sequences import SequencePool
 from reprise.memory import Memory

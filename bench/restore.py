@@ -27,7 +27,8 @@ from reprise.core.allowance import StepAllowance
 from reprise.core.kinds import Full, KvKind, Window
 from reprise.core.prompt import BoundaryKind
 from reprise.core.tokens import Span, Tokens, as_tokens
-from reprise.engine.running.runner import LiveSequence, Runner
+from reprise.engine.running.live_sequence import LiveSequence
+from reprise.engine.running.runner import Runner
 from reprise.engine.states.blueprint import Blueprint, KvSpec, Spec, StateSpec, leaf_states
 from reprise.engine.states.layers import KvLayer
 from reprise.engine.states.payloads import Snapshot

@@ -18,6 +18,7 @@ from reprise.engine.models.headed import GuessingModel, GuessRequest
 from reprise.engine.models.load import LoadedModel, load_model
 from reprise.engine.states.sequence_batch import SequenceBatch, SequenceSource
 from reprise.lab.demo.tiny.build import build_model
+from tests.engine.sequences import restored
 from tests.models.headed import ASSISTED, assistant, config_of, plain_model
 from tests.zoo.sizes import WINDOW
 
@@ -128,7 +129,7 @@ def test_after_a_resume_it_guesses_as_after_a_cold_run(architecture: str) -> Non
     match = cache.match(as_tokens(TOKENS))
     position = cache.resume_at(match, limit=len(TOKENS) - 1)
     assert position == 33
-    warm = SequenceBatch.restored(loaded.blueprint, cache.read(match, position))
+    warm = restored(loaded.blueprint, cache.read(match, position))
     warm.forward(loaded.model, mx.array(TOKENS[None, position:]))
     mx.eval(warm.arrays())
     (tokens, ours), (others, theirs) = (

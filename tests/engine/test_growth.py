@@ -7,7 +7,8 @@ import pytest
 from reprise.cache.lookup import Restore
 from reprise.core.tokens import as_tokens
 from reprise.engine.models.load import load_model
-from reprise.engine.running.runner import LiveSequence, Runner
+from reprise.engine.running.live_sequence import LiveSequence
+from reprise.engine.running.runner import Runner
 from tests.matrix import now_and_later
 from tests.models.tiny import tiny_model
 from tests.zoo.load import of_zoo

@@ -14,9 +14,11 @@ from reprise.core.prompt import BoundaryKind, Prompt
 from reprise.core.tokens import as_tokens
 from reprise.engine.models.headed import HeadedModel
 from reprise.engine.models.load import LoadedModel, load_model
-from reprise.engine.running.runner import LiveSequence, Runner
+from reprise.engine.running.live_sequence import LiveSequence
+from reprise.engine.running.runner import Runner
 from reprise.engine.states.layers import FullLayer
 from reprise.engine.states.sequence_batch import SequenceBatch, SequenceSource
+from tests.engine.sequences import restored
 from tests.holding import active_memory, settled_memory
 from tests.models.headed import (
     HEADED,
@@ -132,7 +134,7 @@ def test_after_a_resume_the_head_guesses_as_after_a_cold_run(architecture: str) 
     match = cache.match(as_tokens(TOKENS))
     position = cache.resume_at(match, limit=59)
     assert position == 45
-    warm = SequenceBatch.restored(loaded.blueprint, cache.read(match, position))
+    warm = restored(loaded.blueprint, cache.read(match, position))
     warm.forward(loaded.model, mx.array(TOKENS[None, position:]))
     mx.eval(warm.arrays())
     distance = gap(guesses(loaded, warm, 0, 5), guesses(loaded, cold, 0, 5))

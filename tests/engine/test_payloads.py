@@ -18,6 +18,7 @@ from reprise.engine.states.blueprint import blueprint_of
 from reprise.engine.states.layers import KvLayer, StateLayer
 from reprise.engine.states.payloads import PackedSegment, Snapshot, look_into, pack, save
 from reprise.engine.states.sequence_batch import SequenceBatch, SequenceSource
+from tests.engine.sequences import restored
 from tests.holding import active_memory, settled_memory
 from tests.matrix import every_nth, examples
 from tests.zoo.caches import build_any
@@ -57,7 +58,7 @@ def test_bytes_out_are_bytes_in(name: str) -> None:
     rows, tokens, cache = stored(name, 51)
     match = cache.match(tokens)
     assert cache.resume_at(match, limit=51) == 51
-    back = SequenceBatch.restored(rows.blueprint, cache.read(match, 51))
+    back = restored(rows.blueprint, cache.read(match, 51))
     for mine, theirs in zip(rows.states(), back.states(), strict=True):
         if isinstance(mine, KvLayer):
             for span in mine.kind.needs(51):
@@ -76,7 +77,7 @@ def test_what_is_stored_stays_as_it_was_while_the_sequence_goes_on(name: str) ->
     before = [all_bits(payload) for payload in payloads]
     model = build_any(name)
     feed(model, rows, random_prompt(9, seed=1), chunk=1)
-    again = SequenceBatch.restored(rows.blueprint, restore)
+    again = restored(rows.blueprint, restore)
     feed(model, again, random_prompt(9, seed=2), chunk=4)
     assert [all_bits(payload) for payload in payloads] == before
 
@@ -191,7 +192,7 @@ def test_a_commit_of_a_sequence_holds_what_the_books_say(memory: Callable[[], in
 
 def test_restored_rows_hold_their_buffers_only(memory: Callable[[], int]) -> None:
     rows, tokens, cache = stored("qwen3", 300)
-    back = SequenceBatch.restored(rows.blueprint, cache.read(cache.match(tokens), 300), reserve=400)
+    back = restored(rows.blueprint, cache.read(cache.match(tokens), 300), reserve=400)
     del rows, cache
     assert_held(memory, back.nbytes)
 
@@ -245,7 +246,7 @@ def test_a_model_that_writes_into_its_state_leaves_the_snapshot_alone() -> None:
     cache.commit(tokens, SequenceSource(rows, 0), kind=BoundaryKind.STABLE)
     restore = cache.read(cache.match(tokens), 9)
     before = saved_bits(cast(Snapshot, restore.snapshot))
-    for layer in SequenceBatch.restored(blueprint, restore).states():
+    for layer in restored(blueprint, restore).states():
         for i in range(len(layer.arrays)):
             layer.arrays[i] += 1
     assert saved_bits(cast(Snapshot, restore.snapshot)) == before

@@ -10,7 +10,8 @@ import pytest
 
 from reprise.core.events import FinishReason, Sampled
 from reprise.core.job import Job, Sampling, Thinking
-from reprise.engine.running.runner import LiveSequence, TokenFailure
+from reprise.engine.running.live_sequence import LiveSequence
+from reprise.engine.running.runner import TokenFailure
 from tests.engine.sequences import GREEDY, RunnerWithCache, a_job
 from tests.matrix import now_and_later
 

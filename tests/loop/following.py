@@ -18,8 +18,9 @@ from reprise.cluster.ranks.record_parts import ShardsElsewhere
 from reprise.core.settings import Settings
 from reprise.disk.records.record import DiskRecord
 from reprise.engine.models.load import LoadedModel
+from reprise.engine.running.live_sequence import LiveSequence
 from reprise.engine.running.records import RecordEncoder, RecordSource, RestoringSequence
-from reprise.engine.running.runner import LiveSequence, Runner
+from reprise.engine.running.runner import Runner
 from reprise.engine.states.layers import KvLayer
 from reprise.engine.states.payloads import PackedSegment, Snapshot
 

@@ -15,7 +15,8 @@ from reprise.core.events import FinishReason, Sampled
 from reprise.core.job import Sampling, Thinking
 from reprise.core.tokens import Tokens, join_tokens
 from reprise.drafts.benefit import PASS_SIZES, PassCosts
-from reprise.engine.running.runner import LiveSequence, Runner
+from reprise.engine.running.live_sequence import LiveSequence
+from reprise.engine.running.runner import Runner
 from reprise.loop.worker import Worker
 from tests.loop.driving import GREEDY, DrivenEngine, SubmittedJob
 from tests.loop.test_reuse import words

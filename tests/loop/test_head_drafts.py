@@ -18,7 +18,8 @@ from reprise.core.tokens import as_tokens
 from reprise.drafts.benefit import DraftCosts, PassCosts
 from reprise.drafts.history import TokenHistory
 from reprise.engine.models.companion import with_companion
-from reprise.engine.running.runner import LiveSequence, Runner
+from reprise.engine.running.live_sequence import LiveSequence
+from reprise.engine.running.runner import Runner
 from reprise.loop.worker import Worker
 from tests.loop.driving import GREEDY, DrivenEngine
 from tests.loop.restarts import Restarts

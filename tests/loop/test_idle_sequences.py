@@ -7,7 +7,7 @@ import pytest
 
 from reprise.core.events import Finished, Progress, Sampled
 from reprise.core.prompt import Boundary, BoundaryKind
-from reprise.engine.running.runner import LiveSequence
+from reprise.engine.running.live_sequence import LiveSequence
 from tests.holding import active_memory, settled_memory
 from tests.loop.driving import DrivenEngine
 from tests.loop.test_reuse import words

@@ -15,7 +15,7 @@ from reprise.core.kinds import Footprint
 from reprise.disk import read_ahead, write_behind
 from reprise.disk.tier import DiskTier
 from reprise.engine.running import records
-from reprise.engine.running.runner import LiveSequence
+from reprise.engine.running.live_sequence import LiveSequence
 from reprise.lab.demo.tiny.build import build_model
 from reprise.lab.demo.tiny.tokenizer import MARKUP
 from reprise.loop import sequences

@@ -15,7 +15,8 @@ from reprise.core.prompt import BoundaryKind, Prompt
 from reprise.core.tokens import Span, as_tokens, join_tokens
 from reprise.engine.models.load import LoadedModel, load_model
 from reprise.engine.models.vision import image_of_pixels
-from reprise.engine.running.runner import LiveSequence, Runner
+from reprise.engine.running.live_sequence import LiveSequence
+from reprise.engine.running.runner import Runner
 from tests.vision.tiny import seeing_model
 
 _ids = itertools.count()

@@ -9,7 +9,8 @@ from reprise.cache.payload import Payload
 from reprise.core.clock import Clock
 from reprise.drafts.benefit import PASS_SIZES
 from reprise.drafts.drafter import Draft, Drafts, EarlierTexts
-from reprise.engine.running.runner import LiveSequence, Runner, TokenFailure, TokenResult
+from reprise.engine.running.live_sequence import LiveSequence
+from reprise.engine.running.runner import Runner, TokenFailure, TokenResult
 from reprise.loop.requests import Decoding, Prefilling, RunningRequest
 from reprise.loop.sequences import SequencePool
 from reprise.schedule.state import Slice, Speed

@@ -20,7 +20,7 @@ from reprise.core.job import Job
 from reprise.core.prompt import Prompt
 from reprise.disk.store.cache import DiskCache
 from reprise.engine import memory as device_memory
-from reprise.engine.running.runner import LiveSequence
+from reprise.engine.running.live_sequence import LiveSequence
 from reprise.loop.requests import Decoding, Ended, Prefilling, RunningRequest, Waiting
 from reprise.loop.tree_inspection import inspect_tree
 from reprise.loop.worker import Worker

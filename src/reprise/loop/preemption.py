@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from reprise.engine.running.runner import LiveSequence
+from reprise.engine.running.live_sequence import LiveSequence
 from reprise.loop.prefixes import RequestPrefixes
 from reprise.loop.request_table import RequestTable
 from reprise.loop.requests import Preempted, RunningRequest, Waiting

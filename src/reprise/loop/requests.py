@@ -15,7 +15,7 @@ from reprise.core.prompt import BoundaryKind, Prompt
 from reprise.core.tokens import Tokens, as_tokens, join_tokens
 from reprise.disk.ports import Reading
 from reprise.drafts.drafter import RequestDrafts
-from reprise.engine.running.runner import LiveSequence
+from reprise.engine.running.live_sequence import LiveSequence
 from reprise.engine.running.sampler import TokenSampler
 from reprise.plan.checkpoints import Plan
 

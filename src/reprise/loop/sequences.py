@@ -19,10 +19,10 @@ from reprise.core.allowance import StepAllowance
 from reprise.core.job import Job, Purpose
 from reprise.core.tokens import Span, Tokens, own_tokens
 from reprise.disk.ports import RestoreTarget
+from reprise.engine.running.live_sequence import LiveSequence, SharedSegment
 from reprise.engine.running.records import RecordSource, RestoringSequence
-from reprise.engine.running.runner import LiveSequence, Runner
+from reprise.engine.running.runner import Runner
 from reprise.engine.states.payloads import PackedSegment
-from reprise.engine.states.shared_segment import SharedSegment
 from reprise.loop.requests import RunningRequest
 from reprise.memory import Account, Memory, Reclaimer
 

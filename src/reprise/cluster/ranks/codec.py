@@ -17,11 +17,11 @@ from reprise.cache.lookup import Restore, SegmentSlice
 from reprise.core.kinds import KvKind
 from reprise.core.tokens import Span
 from reprise.disk.records.record import DiskRecord
+from reprise.engine.running.live_sequence import LiveSequence, SharedSegment
 from reprise.engine.running.records import RecordEncoder, RecordSource, RestoringSequence
-from reprise.engine.running.runner import LiveSequence, Runner
+from reprise.engine.running.runner import Runner
 from reprise.engine.states.payloads import PackedSegment, Snapshot
 from reprise.engine.states.sequence_batch import SequenceBatch, SequenceSource
-from reprise.engine.states.shared_segment import SharedSegment
 
 Numbered = LiveSequence | PackedSegment | Snapshot | DiskRecord | RecordEncoder | RecordSource | RestoringSequence
 """Objects that hold a part of a state and are identified by a number."""

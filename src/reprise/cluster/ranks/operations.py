@@ -23,8 +23,9 @@ import numpy.typing as npt
 
 from reprise.core.tokens import Tokens
 from reprise.disk.records.record import DiskRecord
+from reprise.engine.running.live_sequence import LiveSequence
 from reprise.engine.running.records import RecordEncoder, RecordSource, RestoringSequence
-from reprise.engine.running.runner import LiveSequence, Runner
+from reprise.engine.running.runner import Runner
 from reprise.engine.states.payloads import PackedSegment
 from reprise.engine.states.sequence_batch import SequenceBatch, SequenceSource
 

@@ -22,7 +22,8 @@ from reprise.core.kinds import Chunk, Full, KvKind, Layout, Window
 from reprise.core.prompt import BoundaryKind
 from reprise.core.tokens import Span
 from reprise.disk.records.record import DiskRecord, Section
-from reprise.engine.running.runner import LiveSequence, Runner
+from reprise.engine.running.live_sequence import LiveSequence
+from reprise.engine.running.runner import Runner
 from reprise.engine.states.blueprint import Blueprint, OpaqueSpec
 from reprise.engine.states.layers import KvLayer
 from reprise.engine.states.payloads import EntryPlanes, PackedSegment, Snapshot, as_words, columns_of, count_bytes, pack

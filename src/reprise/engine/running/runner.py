@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
-from weakref import WeakSet
 
 import mlx.core as mx
 import numpy as np
@@ -23,15 +22,14 @@ from reprise.engine.models.headed import GuessingModel, GuessRequest
 from reprise.engine.models.load import LoadedModel
 from reprise.engine.running.batching import TOKEN_BY_TOKEN
 from reprise.engine.running.image_features import FeatureCache, inputs_of
+from reprise.engine.running.live_sequence import LiveSequence, SharedSegment
 from reprise.engine.running.sampler import SampledBatch, TokenSampler, accept, sample_along, sample_batch
-from reprise.engine.running.score import SCORED_AT_ONCE, PromptScorer
+from reprise.engine.running.score import SCORED_AT_ONCE
 from reprise.engine.states.blueprint import Blueprint
-from reprise.engine.states.layers import KvLayer
-from reprise.engine.states.payloads import EntryTransfer, PackedSegment, pack
+from reprise.engine.states.payloads import EntryTransfer, PackedSegment
 from reprise.engine.states.restoration import COPIED_AT_ONCE, Restoration
 from reprise.engine.states.seeing import ImageFeatures, PassInputs, SeeingModel
 from reprise.engine.states.sequence_batch import SequenceBatch, SequenceSource, growth, most_entries
-from reprise.engine.states.shared_segment import SharedSegment
 from reprise.memory import Memory
 
 SHARES_FROM = 4096
@@ -41,128 +39,6 @@ _SHORT, _LONG = 64, 1100
 """Lengths of the texts on which passes of several sizes are compared with single steps."""
 _SPARE = 512
 """Spare entries, besides a sixteenth of the length, with which a sequence is still worth keeping idle."""
-
-
-class LiveSequence:
-    """One sequence: its row of a batch, its sampler, and what the cache shares of its buffers."""
-
-    def __init__(self, rows: SequenceBatch) -> None:
-        self.rows = rows
-        rows.owners = [self]
-        self.sampler: TokenSampler | None = None
-        self.unfed: tuple[int, ...] = ()
-        """Accepted tokens to be fed again, since a rejected draft reset recurrent states to before them."""
-        self.unfed_hidden: mx.array | None = None
-        """The hidden states behind `unfed`, shape ``(1, n, width)``, for the model's head."""
-        self.pending = 0
-        """The token to feed next, after `unfed`, while decoding."""
-        self.keeps_row = False
-        """Whether the pass that samples its first token stores the logits in `prompt_row`."""
-        self.prompt_row: mx.array | None = None
-        """The logits after its prompt, shape ``(vocabulary,)``, until the cache has them."""
-        self.scorer: PromptScorer | None = None
-        """Collects the log-probabilities of the prompt if the job asks for them."""
-        self.shared: WeakSet[SharedSegment] = WeakSet()
-        self.restoration: Restoration | None = None
-        """Set while its state is being restored; it cannot run until then."""
-        self.moving: EntryTransfer | None = None
-        """Full-attention entries moving into its buffers, those that have not arrived yet."""
-
-    @property
-    def row(self) -> int:
-        return next(i for i, owner in enumerate(self.rows.owners) if owner is self)
-
-    @property
-    def position(self) -> int:
-        return self.rows.lengths[self.row]
-
-    @property
-    def images(self) -> tuple[PromptImage, ...]:
-        """The images of its prompt."""
-        return self.rows.images[self.row]
-
-    def see(self, images: Sequence[PromptImage]) -> None:
-        """Continue with a prompt that has these images."""
-        self.rows.images[self.row] = tuple(images)
-
-    @property
-    def ready(self) -> TokenSampler:
-        """Its sampler, after `Runner.begin_decode`."""
-        assert self.sampler is not None, "a sequence decodes after begin_decode"
-        return self.sampler
-
-    @property
-    def shared_nbytes(self) -> int:
-        """Bytes of its buffers that are charged to the prefix cache."""
-        return sum(segment.nbytes for segment in self.shared)
-
-    def num_planes(self, kind: KvKind) -> int:
-        return len(self.dtypes(kind))
-
-    def plane(self, kind: KvKind, index: int, span: Span) -> mx.array:
-        """The entries of `span` in one of the planes of all layers of this kind; a view."""
-        layer, at = self._find(kind, index)
-        if layer.planes or self.moving is None:
-            return layer.read(self.row, span)[at]
-        return self.moving.plane(index, span)
-
-    def dtypes(self, kind: KvKind) -> list[mx.Dtype]:
-        """The dtype of each plane of all layers of this kind."""
-        if self.moving is not None and isinstance(kind, Full):
-            return list(self.moving.dtypes)
-        return [plane.dtype for layer in self.rows.layers(kind) for plane in layer.planes]
-
-    def words(self, kind: KvKind, span: Span, planes: range) -> list[mx.array]:
-        """The entries of `span` in these of the planes of all layers of this kind, as words; views."""
-        found: list[mx.array] = []
-        at = 0
-        for layer in self.rows.layers(kind):
-            wanted = range(max(planes.start, at), min(planes.stop, at + layer.num_planes))
-            if len(wanted) > 0 and not layer.planes and self.moving is not None:
-                found += self.moving.words(span, wanted)
-            elif len(wanted) > 0:
-                found += layer.words(self.row, span)[wanted.start - at : wanted.stop - at]
-            at += layer.num_planes
-        return found
-
-    def copy(self, kind: KvKind, span: Span) -> PackedSegment:
-        """A copy of the entries of `span`."""
-        if self.moving is None or not isinstance(kind, Full):
-            return SequenceSource(self.rows, self.row).copy(kind, span)
-        return pack([self.plane(kind, index, span) for index in range(self.num_planes(kind))])
-
-    def copy_out(self, segments: Sequence[SharedSegment]) -> list[PackedSegment]:
-        """Copies of everything that this idle sequence shares, in the order of `segments`; its buffers are freed.
-
-        Plane by plane, freeing each buffer before copying the next, so that the entries are never held twice.
-        """
-        copies: list[list[mx.array]] = [[] for _ in segments]
-        for kind in {segment.kind for segment in segments}:
-            for index in range(self.num_planes(kind)):
-                for place, segment in enumerate(segments):
-                    if segment.kind == kind:
-                        copies[place].append(mx.array(self.plane(kind, index, segment.span)))
-                mx.eval([planes[-1] for planes in copies if planes])
-                self.drop_plane(kind, index)
-        places = [tuple((index, 0) for index in range(len(planes))) for planes in copies]
-        return [PackedSegment(tuple(planes), place) for planes, place in zip(copies, places, strict=True)]
-
-    def drop_plane(self, kind: KvKind, index: int) -> None:
-        """Free one buffer. The sequence can no longer run."""
-        layer, at = self._find(kind, index)
-        if layer.planes:
-            layer.planes[at] = layer.planes[at][:, :, :0, :]
-            mx.eval(layer.planes[at])
-        elif self.moving is not None:
-            self.moving.give_up(range(index, index + 1))
-
-    def _find(self, kind: KvKind, index: int) -> tuple[KvLayer, int]:
-        """The layer that has a plane, and the plane's index in the layer."""
-        for layer in self.rows.layers(kind):
-            if index < layer.num_planes:
-                return layer, index
-            index -= layer.num_planes
-        raise AssertionError((kind, index))
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ import copy
 import sys
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import mlx.core as mx
 
@@ -18,9 +18,7 @@ from reprise.core.kinds import Full, KvKind
 from reprise.engine.states.blueprint import leaf_states, with_leaves
 from reprise.engine.states.layers import FullLayer, HiddenLayer, KvLayer, is_saved
 from reprise.engine.states.payloads import Column, Snapshot, clip, columns_of
-
-if TYPE_CHECKING:
-    from reprise.engine.states.sequence_batch import SequenceBatch
+from reprise.engine.states.sequence_batch import SequenceBatch
 
 COPIED_AT_ONCE = 32 << 20
 """Bytes per evaluation when no stream waits; an evaluation costs as much as copying a megabyte or two."""

@@ -15,7 +15,6 @@ import mlx.core as mx
 import numpy as np
 from mlx import nn
 
-from reprise.cache.lookup import Restore
 from reprise.cache.payload import SegmentPayload
 from reprise.core.images import PromptImage, grid_positions
 from reprise.core.kinds import Chunk, KvKind, Window
@@ -23,7 +22,6 @@ from reprise.core.tokens import Span
 from reprise.engine.states.blueprint import Blueprint, leaf_states
 from reprise.engine.states.layers import STEP, HiddenLayer, KvLayer, StateLayer, is_saved, room, rounded
 from reprise.engine.states.payloads import PackedSegment, Snapshot, arrays_of, count_bytes, look_into, pack, save
-from reprise.engine.states.restoration import COPIED_AT_ONCE, Restoration
 from reprise.engine.states.seeing import PassInputs, Positions, SeeingModel
 from reprise.engine.states.windows import slack_of
 
@@ -210,18 +208,6 @@ class SequenceBatch:
         self.before = None
         if self.hidden is not None:
             self.hidden.recent = None
-
-    # Restore.
-
-    @classmethod
-    def restored(cls, blueprint: Blueprint, restore: Restore, *, reserve: int = 0) -> SequenceBatch:
-        """One sequence restored from `restore`, in new buffers."""
-        rows = cls(blueprint)
-        rows.reserve(reserve)
-        restoration = Restoration(rows, restore.position)
-        while not restoration.is_over:
-            restoration.advance(restore, at_most=COPIED_AT_ONCE)
-        return rows
 
     # Joining and leaving.
 
