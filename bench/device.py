@@ -44,11 +44,12 @@ from reprise.core.settings import Settings
 from reprise.core.tokens import Tokens, as_tokens
 from reprise.engine.memory import computing_device, device_bytes
 from reprise.engine.models.heads import FORMATS
-from reprise.engine.states.sequence_batch import SequenceBatch, SequenceSource
+from reprise.engine.states.sequence_batch import SequenceSource
 from reprise.lab.demo.tiny.build import thinking_template, write_tokenizer
 from reprise.lab.demo.tiny.tokenizer import MARKUP, demo_texts, train_tokenizer
 from reprise.loop import EngineClient
 from reprise.loop.worker import Worker
+from tests.engine.sequences import restored
 
 BITS, GROUP = 4, 64
 _WORDS = 512
@@ -353,8 +354,8 @@ def moved(worker: Worker, tokens: Tokens) -> tuple[float, float, int]:
 
     copied_s = _quickest_s(copy)
     blueprint = runner.loaded.blueprint
-    restored_s = _quickest_s(lambda: SequenceBatch.restored(blueprint, what))
-    rows = SequenceBatch.restored(blueprint, what)
+    restored_s = _quickest_s(lambda: restored(blueprint, what))
+    rows = restored(blueprint, what)
 
     def store() -> object:
         other = PrefixCache(cache.layout)

@@ -32,8 +32,9 @@ from reprise.engine.running.runner import Runner
 from reprise.engine.states.blueprint import Blueprint, KvSpec, Spec, StateSpec, leaf_states
 from reprise.engine.states.layers import KvLayer
 from reprise.engine.states.payloads import Snapshot
-from reprise.engine.states.sequence_batch import SequenceBatch, SequenceSource
+from reprise.engine.states.sequence_batch import SequenceSource
 from reprise.loop.sequences import SequencePool
+from tests.engine.sequences import restored
 
 HEADS, WIDTH = 8, 128
 STATE = (1, 1024, 1024)
@@ -193,8 +194,8 @@ def _restore(runner: Runner, cache: PrefixCache, tokens: Tokens, *, repeats: int
     blueprint, footprint, position = runner.loaded.blueprint, runner.footprint, len(tokens)
     needed = footprint.at(position)
     what = cache.read(cache.match(tokens), position)
-    held, most = memory_of(lambda: SequenceBatch.restored(blueprint, what))
-    room = room_of(SequenceBatch.restored(blueprint, what))
+    held, most = memory_of(lambda: restored(blueprint, what))
+    room = room_of(restored(blueprint, what))
     is_once = most - room <= MOST_BYTES * needed and room <= ROOM * sum(footprint.by_kind.values())
 
     # A snapshot's arrays are used as they are.
@@ -208,7 +209,7 @@ def _restore(runner: Runner, cache: PrefixCache, tokens: Tokens, *, repeats: int
 
     # What is over quickly is disturbed more easily.
     num = repeats * min(8, POSITIONS[-1] // position)
-    pairs = [(seconds(lambda: SequenceBatch.restored(blueprint, what)), seconds(concatenate)) for _ in range(num)]
+    pairs = [(seconds(lambda: restored(blueprint, what)), seconds(concatenate)) for _ in range(num)]
     # The quickest of each: others use the machine too.
     quickest, reference = min(a for a, _ in pairs), min(b for _, b in pairs)
     ratio = quickest / reference
