@@ -114,3 +114,24 @@ def test_the_interval_weighs_a_checkpoint_against_entries() -> None:
     assert interval_tokens(checkpoint_nbytes=1, kv_nbytes_per_token=2_000) == 512
     assert interval_tokens(checkpoint_nbytes=10**9, kv_nbytes_per_token=2_000) == 8192
     assert interval_tokens(checkpoint_nbytes=10**6, kv_nbytes_per_token=0) == 8192
+
+
+def test_a_prompts_end_needs_no_checkpoint_where_the_pass_that_samples_can_take_what_is_left() -> None:
+    """A turn then takes one pass and one snapshot less."""
+    prompt = prompt_of(100, [Boundary(97, BoundaryKind.STABLE)])
+
+    def planned(resume_at: int, end_within: int) -> tuple[int, ...]:
+        return make_plan(
+            prompt,
+            layout=HYBRID,
+            resume_at=resume_at,
+            end=99,
+            branches=(),
+            interval=1000,
+            end_within=end_within,
+        ).positions
+
+    assert planned(5, 0) == planned(5, 2) == (97, 99)
+    assert planned(5, 3) == (97,)
+    assert planned(97, 2) == (99,) and planned(97, 3) == ()
+    assert planned(98, 3) == planned(99, 3) == (), "what was restored serves as well"

@@ -7,8 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reprise.core.tokens import Span
+from reprise.schedule.decide import decide
 from reprise.schedule.passes import chunk_tokens, next_stop, plan_pass
-from reprise.schedule.state import PrefillingJob, SchedulerLimits, Speed
+from reprise.schedule.state import DecodingJob, PrefillingJob, SchedulerLimits, SchedulerState, Slice, Speed, WaitingJob
 
 LIMITS = SchedulerLimits(prefill_chunk=2048, short_slice=512)
 
@@ -165,3 +166,49 @@ def test_a_pass_serves_the_first_job_within_the_budget_and_skips_no_stop(
     assert plan.jobs[0] is all_jobs[0]
     assert 0 < plan.length * len(plan.jobs) <= budget
     assert all(one.position + plan.length <= next_stop(one, {}) for one in plan.jobs)
+
+
+LAST = replace(job("a", 50, 57), may_sample=True)
+
+
+def slices_of(*jobs: PrefillingJob, decoding: tuple[DecodingJob, ...] = ()) -> list[Slice]:
+    limits = replace(LIMITS, last_slice=8, resumes_anywhere=False)
+    return list(decide(SchedulerState(now_s=0, prefilling=jobs, decoding=decoding), limits).prefill)
+
+
+def test_a_short_last_slice_takes_the_prompts_last_token_with_it_and_samples() -> None:
+    """The token that starts the decode needs no pass of its own then."""
+    whole = [Slice(id="a", start=50, stop=58, samples=True)]
+    assert slices_of(LAST) == whole
+    assert slices_of(LAST, decoding=(DecodingJob(id="b", length=9),)) == whole
+    assert slices_of(replace(LAST, checkpoints=(50,))) == whole, "it is saved there already"
+
+
+@pytest.mark.parametrize(
+    "last",
+    [
+        replace(LAST, may_sample=False),
+        replace(LAST, end=58),  # Logits of that many tokens take too much.
+        replace(LAST, checkpoints=(57,)),  # A state is saved before the last token.
+        replace(LAST, checkpoints=(53,)),
+        replace(LAST, position=40),
+        replace(LAST, spans=(Span(49, 52),)),  # Images run as slices.
+    ],
+)
+def test_a_last_slice_ends_before_the_last_token_where_that_has_a_reason(last: PrefillingJob) -> None:
+    pieces = slices_of(last)
+    assert len(pieces) == 1 and not pieces[0].samples
+
+
+def test_a_last_slice_does_not_run_past_where_a_waiting_request_diverges() -> None:
+    last = replace(job("a", 30, 57), may_sample=True)
+    for common in (57, 58):
+        waiting = WaitingJob(id="b", arrived_s=1, prompt_len=60, common_prefix_lengths={"a": common})
+        limits = replace(LIMITS, resumes_anywhere=False)
+        (piece,) = decide(SchedulerState(now_s=1, prefilling=(last,), waiting=(waiting,)), limits).prefill
+        assert (piece.stop, piece.is_checkpoint, piece.samples) == (57, True, False)
+
+
+def test_slices_that_share_a_pass_sample_together_later() -> None:
+    pieces = slices_of(*(replace(LAST, id=name) for name in "ab"))
+    assert [(piece.stop, piece.samples) for piece in pieces] == [(57, False)] * 2

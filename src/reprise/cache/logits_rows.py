@@ -2,7 +2,7 @@
 
 A row belongs to the checkpoint at the prompt's end and is dropped with it. At most the 32 most recently used rows are
 kept, within a 64th of the budget (including the snapshots taken for them), and they are evicted before anything else.
-Losing a row costs one token: the position before the last one stays resumable.
+Losing a row costs the few tokens behind the last checkpoint, in the one pass that an answer begins with anyway.
 """
 
 from collections.abc import Collection

@@ -21,6 +21,7 @@ from reprise.engine.running.runner import Runner
 from reprise.engine.states.blueprint import HiddenSpec, KvSpec, PartsSpec, Spec, StateSpec
 from reprise.engine.states.seeing import Positions
 from reprise.plan.checkpoints import interval_tokens, make_plan
+from reprise.schedule.state import LAST_SLICE
 
 CHAT_TOKENS = (8 * 1024, 32 * 1024, 128 * 1024)
 """Chat lengths for which capacity is reported."""
@@ -296,7 +297,15 @@ def sample_chat(text_model: TextModel, layout: Layout, interval: int) -> Sample:
         prompt = renderer.render(ChatRequest(messages=(_SYSTEM, *_TURNS))).prompt
     except BadRequest:
         prompt = renderer.render(ChatRequest(messages=_TURNS)).prompt
-    plan = make_plan(prompt, layout=layout, resume_at=0, end=len(prompt) - 1, branches=(), interval=interval)
+    plan = make_plan(
+        prompt,
+        layout=layout,
+        resume_at=0,
+        end=len(prompt) - 1,
+        branches=(),
+        interval=interval,
+        end_within=LAST_SLICE,
+    )
     return Sample(
         tokens=len(prompt),
         checkpoints=tuple(

@@ -38,8 +38,7 @@ class Executor:
         started_s, (first, *_) = self._clock(), slices
         chunks = [request.prompt.tokens[s.start : s.stop] for request, s in zip(requests, slices, strict=True)]
         self._runner.prefill(_lives(requests), chunks)
-        seconds = self._clock() - started_s
-        self._speed = self._speed.after_prefill(len(first) * len(slices), seconds, position=first.start)
+        self.note_prefill(len(first) * len(slices), self._clock() - started_s, position=first.start)
 
     def begin_decode(self, request: RunningRequest, *, keeps_row: bool, is_audited: bool) -> None:
         """Start to decode: the prompt is computed except its last token."""
@@ -101,7 +100,11 @@ class Executor:
             return None
         return draft
 
-    # Measurements other than of prefill.
+    # Measurements.
+
+    def note_prefill(self, num_tokens: int, seconds: float, *, position: int) -> None:
+        """Record that a pass over `num_tokens` of prompts from `position` took `seconds`."""
+        self._speed = self._speed.after_prefill(num_tokens, seconds, position=position)
 
     def note_load(self, num_tokens: int, seconds: float) -> None:
         """Record that `num_tokens` of a prompt were read from disk in `seconds`."""

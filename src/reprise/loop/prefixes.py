@@ -68,9 +68,17 @@ class RequestPrefixes:
     """
 
     def __init__(
-        self, requests: RequestTable, sequences: SequencePool, disk: DiskTier, *, is_on: bool, clock: Clock
+        self,
+        requests: RequestTable,
+        sequences: SequencePool,
+        disk: DiskTier,
+        *,
+        is_on: bool,
+        last_slice: int,
+        clock: Clock,
     ) -> None:
-        """`is_on`: whether there is a prefix cache; without one nothing is found or stored."""
+        """`is_on`: whether there is a prefix cache; without one nothing is found or stored. `last_slice`: see
+        `SchedulerLimits`."""
         self._is_on = is_on
         self._requests = requests
         self._disk = disk
@@ -82,6 +90,7 @@ class RequestPrefixes:
         self._numbers = OrderedDict[str, int]()
         """The policy's numbers of the latest requests, by id."""
         footprint = self._runner.footprint
+        self._last_slice = last_slice
         self._interval = interval_tokens(checkpoint_nbytes=footprint.checkpoint, kv_nbytes_per_token=footprint.full)
 
     # Lookup.
@@ -249,6 +258,8 @@ class RequestPrefixes:
             branches=[at for at in branches if at < len(request.prompt)],
             interval=self._interval,
             has_row=has_row,
+            # An exact repeat then starts from the logits, or computes so few tokens in the one pass that it needs.
+            end_within=self._last_slice if self.keeps_row(request) else 0,
         )
 
     def admission_of(self, request: RunningRequest, resume_at: int, speed: Speed) -> Admission:

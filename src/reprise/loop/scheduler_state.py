@@ -10,7 +10,15 @@ from reprise.engine.running.batching import TOKEN_BY_TOKEN
 from reprise.engine.running.runner import Runner
 from reprise.loop.requests import Decoding, Prefilling, RunningRequest, Waiting
 from reprise.loop.sequences import SequencePool
-from reprise.schedule.state import DecodingJob, PrefillingJob, SchedulerLimits, SchedulerState, Speed, WaitingJob
+from reprise.schedule.state import (
+    LAST_SLICE,
+    DecodingJob,
+    PrefillingJob,
+    SchedulerLimits,
+    SchedulerState,
+    Speed,
+    WaitingJob,
+)
 
 _WHOLE_FROM = 8
 """Below this many tokens, a recurrent state may have another shape (the last tokens of an n-gram), so it is not
@@ -30,6 +38,7 @@ def scheduler_limits(runner: Runner, settings: Settings) -> SchedulerLimits:
         can_batch=runner.can_batch,
         resumes_anywhere=loaded.blueprint.layout.resumes_anywhere,
         whole_images=loaded.blueprint.whole_images,
+        last_slice=min(LAST_SLICE, chunk),
     )
 
 
@@ -95,6 +104,7 @@ def _prefilling(request: RunningRequest, phase: Prefilling, layout: Layout) -> P
         is_auxiliary=request.is_auxiliary,
         is_settle=request.is_settle,
         is_restoring=request.is_restoring,
+        may_sample=request.may_sample_at_once,
     )
 
 

@@ -46,7 +46,7 @@ from reprise.loop.sequences import SEGMENT_NBYTES, SequencePool
 from reprise.loop.threads import on_engine_thread
 from reprise.memory import Account, Memory, SharedMemory
 from reprise.schedule.decide import decide
-from reprise.schedule.state import Group, Slice, Step
+from reprise.schedule.state import Slice, Step
 
 log = logging.getLogger("reprise.loop")
 
@@ -129,7 +129,12 @@ class Worker:
             wake=wake,
         )
         self.prefixes = RequestPrefixes(
-            self.requests, self.sequences, self.disk, is_on=settings.has_prefix_cache, clock=clock
+            self.requests,
+            self.sequences,
+            self.disk,
+            is_on=settings.has_prefix_cache,
+            last_slice=self.limits.last_slice,
+            clock=clock,
         )
         self.preemption = Preemption(self.requests, self.prefixes, self.sequences)
         self.audit = Audit(self.runner, self.memory, settings, chunk=chunk, clock=clock)
@@ -227,7 +232,9 @@ class Worker:
         if step.decode:
             started_s = self._clock()
             for group in step.decode:
-                yield from self._decode(group)
+                # The prefill of the same step may have failed or preempted some of them.
+                there = [self.requests[job_id] for job_id in group.ids if self.requests.get(job_id) is not None]
+                yield from self._decode(there, key=group.key)
             self.sequences.measure()
             self.executor.note_decode(self._clock() - started_s)
 
@@ -324,6 +331,9 @@ class Worker:
         slices = [piece for piece in slices if piece.id in by_id]
         if not slices:
             return
+        if slices[0].samples:
+            yield from self._sample_with(fitting[0], slices[0])
+            return
         try:
             self.executor.prefill(fitting, slices)
         except Exception as error:
@@ -359,6 +369,18 @@ class Worker:
         request.stats.num_images_encoded += 1
         request.stats.tower_s += self._clock() - started_s
 
+    def _sample_with(self, request: RunningRequest, piece: Slice) -> Iterator[tuple[RunningRequest, Result]]:
+        """The pass over a last slice, which gives the answer's first token."""
+        started_s = self._clock()
+        self.requests.run_isolated(request, self._begin_decode)
+        for each, result in self._decode([request], key=None):
+            self.executor.note_prefill(len(piece), self._clock() - started_s, position=piece.start)
+            # Its last token is counted with the first of its answer.
+            self.requests.note_prefilled(each, len(piece) - 1)
+            self._note_progress(each, piece.stop)
+            yield each, result
+        self.sequences.measure()
+
     def _after_slice(self, request: RunningRequest, piece: Slice) -> None:
         """Commit at the checkpoint where the slice ends; at the end of the prompt, start to decode or finish."""
         phase = request.phase
@@ -370,7 +392,7 @@ class Worker:
         if piece.is_checkpoint and not self.cache.layout.resumes_anywhere:
             self.prefixes.store(request, piece.stop, phase.plan.kind_at(piece.stop))
         if phase.preempted is None:
-            self.requests.emit(request, Progress(position=piece.stop, total=len(request.job.prompt)))
+            self._note_progress(request, piece.stop)
         if request.drafts is not None:
             request.drafts.read_prompt(min(piece.stop, len(request.job.prompt)))
         if piece.stop < request.end:
@@ -382,6 +404,9 @@ class Worker:
         self.prefixes.note_settled(request)
         self.requests.finish(request, FinishReason.DONE)
 
+    def _note_progress(self, request: RunningRequest, position: int) -> None:
+        self.requests.emit(request, Progress(position=position, total=len(request.job.prompt)))
+
     # Decode.
 
     def _begin_decode(self, request: RunningRequest) -> None:
@@ -390,11 +415,9 @@ class Worker:
         keeps_row = is_new and self.prefixes.reserve_row(request)
         self.executor.begin_decode(request, keeps_row=keeps_row, is_audited=is_new and self.audit.draw())
 
-    def _decode(self, group: Group) -> Iterator[tuple[RunningRequest, Result]]:
-        """A token for each request of a group, as far as memory allows."""
-        # The prefill of the same step may have failed or preempted some of them.
-        there = [self.requests[job_id] for job_id in group.ids if self.requests.get(job_id) is not None]
-        decoding = [request for request in there if isinstance(request.phase, Decoding)]
+    def _decode(self, group: Sequence[RunningRequest], *, key: int | None) -> Iterator[tuple[RunningRequest, Result]]:
+        """A token for each request of a group that still decodes, as far as memory allows. `key`: of the group."""
+        decoding = [request for request in group if isinstance(request.phase, Decoding)]
         decoding = self.preemption.until_fit(decoding, self.sequences.reserve_to_decode)
         if len(decoding) == 1 and self.preemption.is_context_full(decoding[0], budget=self._gate.budget):
             self.requests.run_isolated(decoding[0], self._stop_for_memory)
@@ -413,7 +436,7 @@ class Worker:
         for result in results:
             request = by_live[id(result.live)]
             assert isinstance(request.phase, Decoding), request.phase
-            request.phase.group = group.key
+            request.phase.group = key
             yield request, result
 
     def _after_tokens(self, request: RunningRequest, result: TokenResult) -> None:

@@ -65,12 +65,14 @@ def make_plan(
     branches: Collection[int],
     interval: int,
     has_row: bool = False,
+    end_within: int = 0,
 ) -> Plan:
     """The plan for a prompt of which ``[0, resume_at)`` can be reused.
 
     `end`: where prefill ends, which is the prompt's end, or one token before it if that starts a decode. `branches`:
     where the prompt diverges from stored paths. `interval`: N of "a checkpoint every N tokens". `has_row`: the logits
-    after the whole prompt are stored, and `resume_at` is its length.
+    after the whole prompt are stored, and `resume_at` is its length. `end_within`: the end gets no checkpoint if
+    another is fewer tokens before it, or if prefill starts there: what is left then fits into the pass that samples.
 
     A model that resumes anywhere needs no checkpoints. Others get one at every boundary of the template, the branches,
     the end, and at multiples of N in the long stretches between. One that falls inside an image moves to its start.
@@ -79,10 +81,10 @@ def make_plan(
         return Plan(resume_at=resume_at, end=end, has_row=has_row)
     spans = prompt.spans
     asked = [*prompt.boundaries, *(Boundary(at, BoundaryKind.BRANCH) for at in branches)]
-    if end > resume_at:
-        asked.append(Boundary(end, BoundaryKind.PROMPT_END))
     placed = [Boundary(outside(b.position, spans), b.kind) for b in asked]
     wanted = [b for b in placed if resume_at < b.position <= end]
+    if end - max([resume_at, *(b.position for b in wanted)]) >= max(1, end_within):
+        wanted.append(Boundary(end, BoundaryKind.PROMPT_END))
     fixed = sorted({b.position for b in wanted} | {resume_at})
     for low, high in pairwise(fixed):
         # Multiples of N, so that prompts with a common prefix share positions; not close to another checkpoint, where

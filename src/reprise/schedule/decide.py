@@ -14,7 +14,7 @@ A pure function of state and limits. The loop describes all jobs, calls it, exec
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from reprise.schedule.passes import DivergencePoints, chunk_tokens, group_rows, plan_pass
+from reprise.schedule.passes import DivergencePoints, chunk_tokens, group_rows, may_sample, plan_pass
 from reprise.schedule.sharing import Wait, divergence_point, is_worth_waiting, share
 from reprise.schedule.state import PrefillingJob, SchedulerLimits, SchedulerState, Slice, Step, WaitingJob
 
@@ -201,6 +201,9 @@ def _slices(
         num_sharing=1 + state.num_others,
     )
     chosen = plan_pass(jobs, divergence_points, budget, limits)
+    (head, *others) = chosen.jobs
+    if not others and head.position + chosen.length == head.end and may_sample(head, divergence_points, limits):
+        return (Slice(id=head.id, start=head.position, stop=head.end + 1, samples=True),)
     return tuple(
         Slice(
             id=job.id,

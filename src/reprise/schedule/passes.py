@@ -1,9 +1,10 @@
 """The passes of a step: which jobs a prefill pass serves and how many tokens it has, and which rows decode together.
 
 A slice ends at the job's next stop (a checkpoint, a divergence point or the end) or at the chunk size, whichever comes
-first. Slices of several jobs share a pass only if they have the same length: prefill is never padded. Where a pass must
-hold an image whole, a slice ends before it or, if it begins with it, behind it. A job with images ahead of it runs
-alone.
+first. A short last one takes the token that starts the decode with it and samples from there, which saves a pass,
+unless a state is to be saved before that token. Slices of several jobs share a pass only if they have the same length:
+prefill is never padded. Where a pass must hold an image whole, a slice ends before it or, if it begins with it, behind
+it. A job with images ahead of it runs alone.
 
 Decode rows are grouped by similar length, so that a long row does not cost short ones much padding: all rows of a group
 are padded to its longest. Groups are merged while the total padding stays below half of the limit, and split when it
@@ -43,6 +44,13 @@ def next_stop(job: PrefillingJob, divergence_points: DivergencePoints) -> int:
     """The first position after ``job.position`` where its prefill must pause."""
     stops = (*job.checkpoints, *divergence_points.get(job.id, ()), job.end)
     return min(stop for stop in stops if job.position < stop <= job.end)
+
+
+def may_sample(job: PrefillingJob, divergence_points: DivergencePoints, limits: SchedulerLimits) -> bool:
+    """Whether the next slice of a job that runs alone may be its last, to the end of its prompt, and sample."""
+    stops = (*job.checkpoints, *divergence_points.get(job.id, ()))
+    is_free = not any(job.position < stop <= job.end for stop in stops) and not _has_images(job)
+    return job.may_sample and is_free and job.end + 1 - job.position <= limits.last_slice
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

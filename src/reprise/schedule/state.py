@@ -9,6 +9,9 @@ from math import ceil
 
 from reprise.core.tokens import Span
 
+LAST_SLICE = 32
+"""So many tokens take about as long as one, and their logits some MB."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerLimits:
@@ -42,6 +45,8 @@ class SchedulerLimits:
     """How long an auxiliary request gives way to all others."""
     whole_images: bool = False
     """Whether a pass must hold an image whole, since its tokens attend to each other both ways."""
+    last_slice: int = LAST_SLICE
+    """The most tokens of a slice that also gives its answer's first token: it has logits for each of them."""
 
     def __post_init__(self) -> None:
         assert self.max_batch > 0, self
@@ -53,6 +58,7 @@ class SchedulerLimits:
         assert self.max_padding >= 1, self
         assert self.free_padding >= 0, self
         assert self.patience > 0, self
+        assert self.last_slice > 0, self
         assert self.side_grace_s >= 0, self
 
 
@@ -227,6 +233,8 @@ class PrefillingJob:
     is_settle: bool = False
     is_restoring: bool = False
     """Its state is still being restored: it cannot run yet."""
+    may_sample: bool = False
+    """Whether its last slice may go beyond `end` to the prompt's last token, and give the answer's first."""
 
     def __post_init__(self) -> None:
         assert 0 <= self.position < self.end, self
@@ -270,16 +278,18 @@ class SchedulerState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slice:
-    """Prefill the tokens ``[start, stop)`` of one job."""
+    """Prefill the tokens ``[start, stop)`` of one job. `samples`: to the prompt's end, and sample the next token."""
 
     id: str
     start: int
     stop: int
     is_checkpoint: bool = False
     """Commit the state at `stop`: the plan has a checkpoint there, or a waiting job diverges there."""
+    samples: bool = False
 
     def __post_init__(self) -> None:
         assert 0 <= self.start < self.stop, self
+        assert not (self.is_checkpoint and self.samples), self
 
     def __len__(self) -> int:
         return self.stop - self.start
@@ -304,7 +314,7 @@ class Step:
     of waiting jobs) and decides again at once.
 
     Passes: one over all `prefill` slices, which have the same length, and one for each `decode` group. Every decoding
-    row is in exactly one group.
+    row is in exactly one group. A slice that samples is the only one.
     """
 
     give_up: tuple[str, ...] = ()
@@ -320,6 +330,7 @@ class Step:
     def __post_init__(self) -> None:
         assert not (self.is_change and (self.prefill or self.decode)), self
         assert len({len(piece) for piece in self.prefill}) <= 1, self
+        assert len(self.prefill) == 1 or not any(piece.samples for piece in self.prefill), self
 
     @property
     def is_change(self) -> bool:

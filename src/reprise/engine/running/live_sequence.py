@@ -81,7 +81,8 @@ class LiveSequence:
         rows.owners = [self]
         self.sampler: TokenSampler | None = None
         self.unfed: tuple[int, ...] = ()
-        """Accepted tokens to be fed again, since a rejected draft reset recurrent states to before them."""
+        """Tokens before `pending` that the next pass takes with it: the last of its prompt, or accepted ones, since a
+        rejected draft reset recurrent states to before them."""
         self.unfed_hidden: mx.array | None = None
         """The hidden states behind `unfed`, shape ``(1, n, width)``, for the model's head."""
         self.pending = 0

@@ -282,10 +282,11 @@ class Runner:
         return logits
 
     def begin_decode(self, live: LiveSequence, job: Job, *, keeps_row: bool = False, is_audited: bool = False) -> None:
-        """Start to decode a sequence that is before its last prompt token. Raises BadRequest."""
+        """Start to decode a sequence near its prompt's end: the next pass takes what is left. Raises BadRequest."""
         live.sampler = TokenSampler(job, vocab_size=self.loaded.vocab_size)
         live.sampler.is_audited = is_audited
-        live.pending = int(job.prompt.tokens[-1])
+        *unfed, live.pending = job.prompt.tokens[min(live.position, len(job.prompt) - 1) :].tolist()
+        live.unfed, live.unfed_hidden = tuple(unfed), None
         live.keeps_row = keeps_row
 
     def sample_from(
@@ -309,18 +310,21 @@ class Runner:
         more. If a pass was run ahead, its token is taken instead.
         `may_run_ahead`: whether the next pass may be started.
         """
-        if len(lives) == 1 and lives[0].rows.ahead is None and (draft or lives[0].unfed):
+        if len(lives) == 1 and lives[0].rows.ahead is None and draft:
             return [self.verify(lives[0], draft)]
-        for live in lives:
-            self.catch_up(live)
+        if len(lives) > 1:
+            for live in lives:
+                self.catch_up(live)
         rows = self._gather(lives)
         members = [owner for owner in rows.owners if isinstance(owner, LiveSequence)]
         samplers = [live.ready for live in members]
-        choices = rows.take_ahead()
+        choices, num_fed = rows.take_ahead(), 1
         if choices is None:
-            logits = self._feed(rows, _column([live.pending for live in members]))
+            fed = np.array([[*live.unfed, live.pending] for live in members], dtype=np.int32)
+            logits, num_fed = self._feed(rows, fed), fed.shape[1]
             choices = sample_batch(samplers, logits[:, -1, :])
             for row, live in enumerate(members):
+                live.unfed, live.unfed_hidden = (), None
                 if live.keeps_row:
                     live.keeps_row, live.prompt_row = False, mx.array(logits[row, -1])
             new = [live.prompt_row for live in members if live.prompt_row is not None]
@@ -336,7 +340,7 @@ class Runner:
             )
             assert rows.ahead is not None
             mx.async_eval(rows.ahead.choices.arrays(), rows.arrays())
-        results = _results(members, choices)
+        results = _results(members, choices, num_fed=num_fed)
         if any(
             isinstance(result, TokenFailure) or result.reason is not None or _is_forced(result) for result in results
         ):
@@ -500,7 +504,9 @@ class Runner:
         return base
 
 
-def _results(lives: Sequence[LiveSequence], choices: SampledBatch) -> list[TokenResult | TokenFailure]:
+def _results(
+    lives: Sequence[LiveSequence], choices: SampledBatch, *, num_fed: int = 1
+) -> list[TokenResult | TokenFailure]:
     """Give each sequence its token, which is fed next."""
     results: list[TokenResult | TokenFailure] = []
     for live, taken in zip(lives, accept([live.ready for live in lives], choices), strict=True):
@@ -509,18 +515,13 @@ def _results(lives: Sequence[LiveSequence], choices: SampledBatch) -> list[Token
             continue
         sampled, reason = taken
         live.pending = sampled.token
-        results.append(TokenResult(live, (sampled,), reason))
+        results.append(TokenResult(live, (sampled,), reason, num_fed=num_fed))
     return results
 
 
 def _row(tokens: Sequence[int]) -> npt.NDArray[np.int32]:
     """Tokens of one sequence."""
     return np.array([tokens], dtype=np.int32)
-
-
-def _column(tokens: Sequence[int]) -> npt.NDArray[np.int32]:
-    """A token of each sequence."""
-    return np.array(tokens, dtype=np.int32)[:, None]
 
 
 def _is_forced(result: TokenResult) -> bool:
