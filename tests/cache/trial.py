@@ -131,8 +131,8 @@ class CacheTrial:
                 as_tokens(tokens), source, kind=kind, namespace=namespace, overrides_admission=is_pinned
             )
         except SourceFailed:
-            # Room had been made for it.
-            done, self.superseded = None, self.superseded | replaced
+            # Room had been made for it; what is still there is worth what it was.
+            done, self.superseded = None, self.superseded | (replaced - self._checkpoints())
         if done is not None and done.num_tokens > 0 and not done.is_resumable:
             # A beginning of it found room.
             assert self.cache.layout.resumes_anywhere and 0 < stood + done.num_tokens < len(tokens)
@@ -174,7 +174,7 @@ class CacheTrial:
         for key, (reach, matched) in before.items():
             promise = self.promises[key]
             now = self._reach(promise)
-            if now < reach and (matched == len(promise.tokens) or matched - now >= _TOLD_APART):
+            if now < reach and (matched == len(promise.tokens) or len(promise.tokens) - now >= _TOLD_APART):
                 assert self.cache.evicted_to(self._match(promise), now) is not None, (
                     "what was evicted was not said to be"
                 )
