@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 MLX := $(if $(filter Darwin,$(shell uname -s)),metal,cpu)
 WITH_MLX = $(if $(filter metal,$(MLX)),,$(MLX))
 
-.PHONY: help demo cluster-demo serve test test-all test-matrix test-laws test-soak test-clients check format docs bench bench-device mutants matrix retrain clean
+.PHONY: help demo cluster-demo serve test test-all test-matrix test-laws test-soak test-clients check format docs bench bench-device mutants matrix retrain retrain-pictures clean
 
 help: ## what can be made
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -81,6 +81,9 @@ retrain: $(VENV)/.can-run $(TRAIN)/.made ## train the demo's model anew, evaluat
 	PYTHONPATH=src:. $(TRAIN)/bin/python -m tools.train_demo.export $(TRAIN)/run $(TRAIN)/model
 	$(BIN)/python -m tools.train_demo.evaluate $(TRAIN)/model --chats 5 --at-least $(RIGHT)
 	PYTHONPATH=src:. $(TRAIN)/bin/python -m tools.train_demo.train_head $(TRAIN)/head --model $(TRAIN)/model --steps $(STEPS)
+
+retrain-pictures: $(VENV)/.can-test ## train the demo's model that sees anew, and evaluate it
+	$(BIN)/python -m tools.train_demo.train_pictures $(TRAIN)/seeing
 
 $(TRAIN)/.made: $(VENV)/.can-run
 	$(BIN)/python -m venv $(TRAIN)

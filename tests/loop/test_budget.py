@@ -109,7 +109,7 @@ def test_nobody_is_preempted_for_ever_where_needs_are_underestimated(engines: li
     engine = DrivenEngine("llama", cache_bytes=needed("llama", 500) + 50_000, prefill_chunk=32)
     engines.append(engine)
     cold = [engine.cold(prompt, num=4) for prompt in (long, short)]
-    engine.ask(lambda worker: setattr(worker.sequences, "estimate", lambda num_prompt: 1))
+    engine.ask(lambda worker: setattr(worker.sequences, "estimate", lambda num_prompt, **_: 1))
     _fail_after(engine, num_steps=500)
     # The second has less left to prefill: it comes first as often as it is admitted, and there is no room for both.
     second: list[SubmittedJob] = []

@@ -1,5 +1,6 @@
 """The tokenizer of the demo's model: a token for each of its words, and bytes for whatever else a user types."""
 
+from collections.abc import Sequence
 from random import Random
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
@@ -20,19 +21,19 @@ PIECES = (
 )
 
 
-def build_tokenizer(texts: list[str]) -> Tokenizer:
-    """A tokenizer with a token for each piece of the texts and for each byte; any text round-trips.
+def build_tokenizer(texts: list[str], *, markup: Sequence[str] = MARKUP, words: str = PIECES) -> Tokenizer:
+    """A tokenizer with a token for each piece of the texts (as `words` cuts them) and each byte; any text round-trips.
 
     The pieces are added tokens, which are found before anything else: transformers gives tokenizers of this
     architecture the pre-tokenizer of Qwen, whatever the file says, and that would split them.
     """
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    split = pre_tokenizers.Split(Regex(PIECES), behavior="isolated")
+    split = pre_tokenizers.Split(Regex(words), behavior="isolated")
     pieces = {piece for text in texts for piece, _ in split.pre_tokenize_str(text) if len(piece) > 1}
-    vocab = {token: at for at, token in enumerate((*MARKUP, *alphabet))}
+    vocab = {token: at for at, token in enumerate((*markup, *alphabet))}
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
-    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in MARKUP])
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in markup])
     tokenizer.add_tokens(
         [AddedToken(piece, normalized=False) for piece in sorted(pieces, key=to_bytes.pre_tokenize_str)]
     )

@@ -28,7 +28,7 @@ from reprise.drafts.drafter import EARLIER_TOKENS
 from reprise.engine import memory as device_memory
 from reprise.engine.memory import collect_all
 from reprise.engine.models.load import LoadedModel
-from reprise.engine.running.image_features import FeatureCache
+from reprise.engine.running.image_features import MOST_KEPT_NBYTES, FeatureCache
 from reprise.engine.running.records import RecordEncoder
 from reprise.engine.running.runner import SHARES_FROM, Runner, TokenFailure, TokenResult
 from reprise.loop.admission import Gate
@@ -110,7 +110,8 @@ class Worker:
         largest = max(footprint.by_kind.values(), default=1)
         sizes = SegmentSizes()
         sizes = replace(sizes, longest=max(_LEAST_SEGMENT, min(sizes.longest, SEGMENT_NBYTES // largest)))
-        self.runner.features = FeatureCache(self.memory)
+        most = MOST_KEPT_NBYTES if settings.has_prefix_cache else 0
+        self.runner.features = FeatureCache(self.memory, most_nbytes=most)
         self.cache = PrefixCache(loaded.blueprint.layout, memory=self.memory, sizes=sizes, clock=clock)
         self.sequences = SequencePool(self.runner, self.cache, self.memory, chunk=chunk)
         self.requests = RequestTable(self.sequences, gate, clock=clock)

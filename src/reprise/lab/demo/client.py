@@ -1,13 +1,13 @@
 """One chat turn over HTTP, as any client would do it, with a clock."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import httpx
 
 from reprise.lab.bench.client import Post, Refused, Unreachable, send, texts_in
-from reprise.lab.demo.turns import ClientAnswer, History, request_body
+from reprise.lab.demo.turns import TOOLS, ClientAnswer, History, request_body
 
 _TRIES, _PAUSE_S = 40, 0.025
 
@@ -20,7 +20,13 @@ Hear = Callable[[str, str], None]
 """Called with what streams in: `reasoning`, `content` or `call`, and the new words."""
 
 
-def ask(client: httpx.Client, history: History, *, hear: Hear = lambda _kind, _text: None) -> ClientAnswer:
+def ask(
+    client: httpx.Client,
+    history: History,
+    *,
+    tools: Sequence[Mapping[str, Any]] = TOOLS,
+    hear: Hear = lambda _kind, _text: None,
+) -> ClientAnswer:
     """Send the chat and read the streamed answer to its end. Raises DemoFailed if the server does otherwise."""
     tokens: list[str] = []
 
@@ -33,11 +39,12 @@ def ask(client: httpx.Client, history: History, *, hear: Hear = lambda _kind, _t
             tokens.extend(entry["token"] for entry in sampled)
 
     try:
-        reply = send(client, Post(body=request_body(history)), hear=take)
+        reply = send(client, Post(body=request_body(history, tools=tools)), hear=take)
     except (Refused, Unreachable) as error:
         raise DemoFailed(f"The server's answer was incomplete: {error}") from error
     if reply.num_prompt is None or reply.num_cached is None or not tokens:
         raise DemoFailed("The server's response has no answer or no usage.")
+    record = _record(client, reply.id)
     return ClientAnswer(
         content=reply.content,
         reasoning=reply.reasoning,
@@ -46,16 +53,17 @@ def ask(client: httpx.Client, history: History, *, hear: Hear = lambda _kind, _t
         num_cached=reply.num_cached,
         ttft_s=reply.ttft_s,
         calls=reply.calls,
-        why=_why(client, reply.id),
+        why=str(record.get("reason", "")),
+        num_encoded=int(record.get("images_encoded", 0)),
     )
 
 
-def _why(client: httpx.Client, request_id: str) -> str:
-    """What the server's record gives as the reason why tokens were computed."""
+def _record(client: httpx.Client, request_id: str) -> Mapping[str, Any]:
+    """The server's record of a request: why tokens were computed, and images encoded."""
     for _ in range(_TRIES):
         response = client.get(f"/v1/cache/requests/{request_id}")
         if response.is_success:
-            return str(response.json().get("reason", ""))
+            return response.json()
         # The record is written when the stream has been closed, which this client has just done.
         time.sleep(_PAUSE_S)
-    return ""
+    return {}

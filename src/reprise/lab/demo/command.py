@@ -13,6 +13,7 @@ from reprise.cli.refuse import refuse
 def demo(
     *,
     as_numbers: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON and nothing else.")] = False,
+    images: Annotated[bool, typer.Option("--images", help="A chat about pictures (needs the extra `vision`).")] = False,
 ) -> None:
     """Watch a small model that remembers what it is told, with reuse and without."""
     check_mlx()
@@ -26,7 +27,15 @@ def demo(
     try:
         # In a file or a pipe nothing says how wide it may be: as wide as the table.
         console = Console() if sys.stdout.isatty() else Console(width=120)
-        parts = hold_chats() if as_numbers else show_chats(console)
+        if images:
+            from reprise.lab.demo.see import (  # noqa: PLC0415
+                hold_chat_about_pictures,
+                show_chat_about_pictures,
+            )
+
+            parts = hold_chat_about_pictures() if as_numbers else show_chat_about_pictures(console)
+        else:
+            parts = hold_chats() if as_numbers else show_chats(console)
     except (DemoFailed, ServerFailed) as error:
         refuse(str(error))
     if as_numbers:

@@ -7,9 +7,8 @@ from typing import Protocol
 
 from reprise.core.tokens import Tokens, common_prefix, join_tokens
 from reprise.lab.demo.client import DemoFailed
-from reprise.lab.demo.facts import FactExchange
 from reprise.lab.demo.oracle import Oracle
-from reprise.lab.demo.turns import ClientAnswer, History, Turn
+from reprise.lab.demo.turns import ClientAnswer, Exchange, History, Turn
 
 Ask = Callable[[History], ClientAnswer]
 
@@ -30,7 +29,7 @@ class Drive:
     tokenizer: Tokenizer
     oracle: Oracle = field(default_factory=Oracle)
 
-    def hold(self, exchanges: Iterable[FactExchange], history: History, *, first: int = 1) -> Iterator[Turn]:
+    def hold(self, exchanges: Iterable[Exchange], history: History, *, first: int = 1) -> Iterator[Turn]:
         """Hold the chat, one turn at a time, the first of which has the number `first`.
 
         Raises DemoFailed if a server's count of the prompt is not the template's.
@@ -40,8 +39,8 @@ class Drive:
             history = turn.history
             yield turn
 
-    def _turn(self, number: int, exchange: FactExchange, before: History) -> Turn:
-        asked = (*before, {"role": "user", "content": exchange.user})
+    def _turn(self, number: int, exchange: Exchange, before: History) -> Turn:
+        asked = (*before, {"role": "user", "content": exchange.content})
         prompt = self.tokenizer.prompt(asked)
         typed = max(1, len(prompt) - _known_before_typing(self.tokenizer, before, prompt))
         steps = [self._step(number, asked)]
@@ -68,6 +67,8 @@ class Drive:
             is_cold_right=is_right(exchange, [step.cold for step in steps]),
             is_same_answer=all(step.is_same_answer for step in steps),
             why=steps[0].warm.why,
+            num_encoded=sum(step.warm.num_encoded for step in steps),
+            cold_encoded=sum(step.cold.num_encoded for step in steps),
         )
 
     def _step(self, number: int, history: History) -> "_DemoStep":
@@ -95,7 +96,7 @@ class _DemoStep:
         return self.warm.tokens == self.cold.tokens and self.warm.content == self.cold.content
 
 
-def is_right(exchange: FactExchange, replies: Sequence[ClientAnswer]) -> bool:
+def is_right(exchange: Exchange, replies: Sequence[ClientAnswer]) -> bool:
     """Whether the last of the replies answers the user, and the first calls the tool where it should."""
     if replies[-1].content != exchange.answer:
         return False

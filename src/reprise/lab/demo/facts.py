@@ -87,6 +87,11 @@ class FactExchange:
         assert (self.name is None) == (self.result is None), self
 
     @property
+    def content(self) -> str:
+        """The message as chat completions take it."""
+        return self.user
+
+    @property
     def measure(self) -> str:
         """What it is counted with in an evaluation."""
         return f"{self.kind} code" if self.key is not None and self.key.kind == FIXED else self.kind

@@ -57,13 +57,20 @@ def as_json(parts: Sequence[DemoPart]) -> dict[str, Any]:
 
 
 def _part_json(part: DemoPart) -> dict[str, Any]:
-    keys = ("turn", "prompt_tokens", "reused", "computed", "oracle", "ttft_s", "cold_ttft_s", "answer", "is_right")
+    keys = ["turn", "prompt_tokens", "reused", "computed", "oracle", "ttft_s", "cold_ttft_s", "answer", "is_right"]
+    if has_images(part.turns):
+        keys += ["num_encoded", "cold_encoded"]
     sums = totals(part.turns)
     names = ("prompt_tokens", "computed", "cold_computed", "oracle", "num_right", "num_cold_right", "num_different")
     return {
         "turns": [{key: getattr(turn, key) for key in keys} for turn in part.turns],
         "totals": {name: getattr(sums, name) for name in names},
     }
+
+
+def has_images(turns: Sequence[Turn]) -> bool:
+    """Whether the model's tower ran, with reuse or without."""
+    return any(turn.num_encoded + turn.cold_encoded > 0 for turn in turns)
 
 
 # Two lines each, so that the table fits 80 columns.
@@ -84,7 +91,8 @@ def table(turns: Sequence[Turn]) -> Table:
     """The turns as a table."""
     title = "One chat, two servers: tokens, ms to the first token"
     shown = Table(title=title, box=SIMPLE_HEAD, padding=0)
-    for head in _HEADS:
+    sees = has_images(turns)
+    for head in (*_HEADS[:-1], *(("tower\nruns", "no cache\nruns") if sees else ()), _HEADS[-1]):
         shown.add_column(head, justify="left" if head == _HEADS[-1] else "right", no_wrap=True)
     for turn in turns:
         shown.add_row(
@@ -96,6 +104,7 @@ def table(turns: Sequence[Turn]) -> Table:
             f"{1000 * turn.ttft_s:,.0f}",
             f"{turn.cold_computed:,}",
             f"{1000 * turn.cold_ttft_s:,.0f}",
+            *((str(turn.num_encoded), str(turn.cold_encoded)) if sees else ()),
             _verdict(turn) or turn.why,
         )
     return shown
@@ -131,6 +140,9 @@ def _verdict(turn: Turn) -> str:
     return "" if turn.is_right else "wrong"
 
 
+_ENCODED = ("num_encoded", "cold_encoded")
+
+
 def summary(parts: Sequence[DemoPart]) -> str:
     """What the numbers say, in a few lines."""
     sums, whole = totals(parts[0].turns), totals(all_turns(parts))
@@ -138,11 +150,15 @@ def summary(parts: Sequence[DemoPart]) -> str:
     same = (
         "gave the same tokens in every turn" if whole.num_different == 0 else f"differ in {whole.num_different} turns"
     )
+    encoded, cold_encoded = (sum(getattr(turn, name) for turn in parts[0].turns) for name in _ENCODED)
+    seen = (
+        f"The tower ran {encoded} times with reuse, {cold_encoded} times without.\n" if encoded + cold_encoded else ""
+    )
     return (
         f"Right answers: {whole.num_right} of {whole.num_turns} with reuse, {whole.num_cold_right} without. "
         f"The two servers {same}.\n"
         f"Of the chat's {sums.prompt_tokens:,} prompt tokens, {sums.computed:,} were computed with reuse "
-        f"({100 * sums.hit_share:.1f} % skipped), {sums.cold_computed:,} without.\n"
+        f"({100 * sums.hit_share:.1f} % skipped), {sums.cold_computed:,} without.\n{seen}"
         f"An oracle that forgets nothing would compute {sums.oracle:,}: "
         f"{sums.computed / sums.oracle:.3f} times as many were computed.\n"
         f"Time to first token, all turns of the chat: {waited:.1f} s with reuse, {waited_cold:.1f} s without.\n"

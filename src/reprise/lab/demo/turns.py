@@ -1,10 +1,10 @@
 """What the demonstration says to the servers, turn by turn, and what it keeps of their answers."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
-from reprise.lab.demo.facts import LOOK_UP_TOOL, SYSTEM_PROMPT, FactExchange
+from reprise.lab.demo.facts import LOOK_UP_TOOL, SYSTEM_PROMPT
 
 MAX_TOKENS = 96
 """Generated in one answer at most, thinking included."""
@@ -15,11 +15,29 @@ History = tuple[Message, ...]
 OPENING: History = ({"role": "system", "content": SYSTEM_PROMPT},)
 
 
-def request_body(history: History) -> dict[str, Any]:
+class Exchange(Protocol):
+    """One message of the user and what the model should make of it: see `FactExchange`."""
+
+    @property
+    def user(self) -> str: ...
+    @property
+    def content(self) -> str | list[dict[str, Any]]: ...
+    @property
+    def answer(self) -> str: ...
+    @property
+    def name(self) -> str | None: ...
+    @property
+    def result(self) -> str | None: ...
+
+
+TOOLS = (LOOK_UP_TOOL,)
+
+
+def request_body(history: History, *, tools: Sequence[Mapping[str, Any]] = TOOLS) -> dict[str, Any]:
     """The chat completion request for this history: greedy and streamed."""
     return {
         "messages": list(history),
-        "tools": [LOOK_UP_TOOL],
+        **({"tools": list(tools)} if tools else {}),
         "stream": True,
         "stream_options": {"include_usage": True},
         "temperature": 0,
@@ -43,6 +61,8 @@ class ClientAnswer:
     """The functions that it calls, as the history gets them back."""
     why: str = ""
     """Why the rest was computed, in the server's words."""
+    num_encoded: int = 0
+    """Images that the model's tower ran for."""
 
     @property
     def num_computed(self) -> int:
@@ -65,7 +85,7 @@ class Turn:
     """
 
     turn: int
-    exchange: FactExchange
+    exchange: Exchange
     answer: str
     history: History
     """The chat with this turn."""
@@ -81,6 +101,9 @@ class Turn:
     is_cold_right: bool
     is_same_answer: bool
     why: str = ""
+    num_encoded: int = 0
+    """Images that the model's tower ran for."""
+    cold_encoded: int = 0
 
     def __post_init__(self) -> None:
         assert self.reused + self.computed == self.prompt_tokens, self
