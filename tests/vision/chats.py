@@ -9,6 +9,7 @@ import mlx.core as mx
 import numpy as np
 
 from reprise.cache.prefix_cache import PrefixCache
+from reprise.core.image_files import pixels_of
 from reprise.core.images import ImageFile, PromptImage, outside, path_tokens
 from reprise.core.job import Job, Sampling
 from reprise.core.prompt import BoundaryKind, Prompt
@@ -62,6 +63,28 @@ def prompt_of(loaded: LoadedModel, *turns: Sequence[Part] | str) -> Prompt:
         at, before = span.stop, expansion.text_after + after
     pieces.append(as_tokens(text.encode(before)))
     return Prompt(tokens=join_tokens(*pieces), images=tuple(seen))
+
+
+def as_vlm_reads_it(family: str) -> tuple[Prompt, np.ndarray, dict[str, Any]]:
+    """A prompt with two images as we make it, and its tokens and further inputs as mlx-vlm does."""
+    from mlx_vlm.utils import load_processor, prepare_inputs  # noqa: PLC0415 (takes seconds)
+
+    loaded = seeing(family)
+    images = (picture(1), picture(2, 64, 128))
+    prompt = prompt_of(loaded, ["One: ", images[0], " two: ", images[1], "Compare."])
+    content: list[dict[str, str]] = [
+        {"type": "text", "text": "One: "},
+        {"type": "image"},
+        {"type": "text", "text": " two: "},
+        {"type": "image"},
+        {"type": "text", "text": "Compare."},
+    ]
+    assert loaded.text.render is not None
+    text = loaded.text.render([{"role": "user", "content": content}], add_generation_prompt=True)
+    processor = load_processor(seeing_model(family), add_detokenizer=False)
+    raw = dict(prepare_inputs(processor, images=[pixels_of(image) for image in images], prompts=text))
+    ids = np.array(raw.pop("input_ids")).reshape(-1)
+    return prompt, ids, {name: value for name, value in raw.items() if value is not None}
 
 
 def a_seeing_job(prompt: Prompt, *, num: int = 8, **more: Any) -> Job:

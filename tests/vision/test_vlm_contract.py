@@ -11,9 +11,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from reprise.core.image_files import pixels_of
 from reprise.core.kinds import Chunk, Full, Window
-from reprise.core.prompt import Prompt
 from reprise.engine.models.load import load_model
 from reprise.engine.running.cold_run import ColdRun, GivenAnswer
 from reprise.engine.running.image_features import inputs_of
@@ -23,7 +21,7 @@ from reprise.engine.states.layers import FullLayer, StateLayer
 from reprise.engine.states.seeing import Positions, SeeingModel
 from reprise.engine.states.sequence_batch import SequenceBatch
 from reprise.engine.states.windows import ChunkLayer, WindowLayer
-from tests.vision.chats import a_seeing_job, cold, picture, prompt_of, seeing
+from tests.vision.chats import a_seeing_job, as_vlm_reads_it, cold, picture, prompt_of, seeing
 from tests.vision.families import FAMILIES, FURTHER
 from tests.vision.tiny import seeing_model
 
@@ -78,28 +76,6 @@ def test_what_is_not_known_stays_opaque() -> None:
     assert isinstance(spec, OpaqueSpec)
 
 
-def _as_vlm_reads_it(family: str) -> tuple[Prompt, np.ndarray, dict[str, Any]]:
-    """A prompt with two images as we make it, and its tokens and further inputs as mlx-vlm does."""
-    from mlx_vlm.utils import load_processor, prepare_inputs  # noqa: PLC0415 (takes seconds)
-
-    loaded = seeing(family)
-    images = (picture(1), picture(2, 64, 128))
-    prompt = prompt_of(loaded, ["One: ", images[0], " two: ", images[1], "Compare."])
-    content: list[dict[str, str]] = [
-        {"type": "text", "text": "One: "},
-        {"type": "image"},
-        {"type": "text", "text": " two: "},
-        {"type": "image"},
-        {"type": "text", "text": "Compare."},
-    ]
-    assert loaded.text.render is not None
-    text = loaded.text.render([{"role": "user", "content": content}], add_generation_prompt=True)
-    processor = load_processor(seeing_model(family), add_detokenizer=False)
-    raw = dict(prepare_inputs(processor, images=[pixels_of(image) for image in images], prompts=text))
-    ids = np.array(raw.pop("input_ids")).reshape(-1)
-    return prompt, ids, {name: value for name, value in raw.items() if value is not None}
-
-
 ALIKE = [each for each in ALL if each != "minicpmv4_6" and getattr(each, "values", ("",))[0] != "minicpmv4_6"]
 """MiniCPM's processor numbers the images of a prompt, and each of ours is the first."""
 
@@ -108,7 +84,7 @@ ALIKE = [each for each in ALL if each != "minicpmv4_6" and getattr(each, "values
 def test_an_image_alone_gives_the_rows_that_it_has_in_a_prompt(family: str) -> None:
     """Bit for bit: so that there is no code for a family."""
     loaded = seeing(family)
-    prompt, ids, named = _as_vlm_reads_it(family)
+    prompt, ids, named = as_vlm_reads_it(family)
     assert loaded.vision is not None
     assert isinstance(loaded.model, SeeingModel)
     rows, reader, model = SequenceBatch(loaded.blueprint), loaded.vision.reader, loaded.model
@@ -135,7 +111,7 @@ def test_an_image_alone_gives_the_rows_that_it_has_in_a_prompt(family: str) -> N
 def test_a_prompt_with_images_is_what_mlx_vlm_makes_of_it(family: str) -> None:
     """Its positions, and where deep rows are added. Gemma's own answer is another one: see the masks."""
     loaded = seeing(family)
-    prompt, ids, named = _as_vlm_reads_it(family)
+    prompt, ids, named = as_vlm_reads_it(family)
     whole: Any = loaded.model.whole  # type: ignore[attr-defined]
     whole.language_model._position_ids = None
     named.pop("attention_mask", None)

@@ -4,6 +4,7 @@
 """
 
 import functools
+import hashlib
 import json
 import tempfile
 from pathlib import Path
@@ -23,6 +24,14 @@ def seeing_model(name: str) -> Path:
     directory = Path(_folder().name) / name
     write_seeing_model(directory, {**FAMILIES, **FURTHER}[name])
     return directory
+
+
+def digest_of_weights(name: str) -> str:
+    """What tells whether this family's model has the weights that it had."""
+    hashed = hashlib.blake2b(digest_size=16)
+    for weight, array in sorted(mx.load(str(seeing_model(name) / "model.safetensors")).items()):  # type: ignore[union-attr]
+        hashed.update(weight.encode() + bytes(memoryview(array)))
+    return hashed.hexdigest()
 
 
 def write_seeing_model(directory: Path, family: SeeingFamily, *, seed: int = 0) -> None:

@@ -7,7 +7,7 @@ from functools import partial
 from importlib.resources import as_file, files
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from rich.console import Console
@@ -50,7 +50,7 @@ class PictureTokenizer:
 
 def _parts(message: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
     content = message["content"]
-    return content if isinstance(content, list) else ()
+    return cast(list[Mapping[str, Any]], content) if isinstance(content, list) else ()
 
 
 def _url_of(part: Mapping[str, Any]) -> str:

@@ -1,0 +1,199 @@
+"""Records what transformers computes for the tiny models that see, which `tests/vision/test_transformers.py` compares.
+
+    python -m tools.transformers_logits give FOLDER       in the project's environment: weights and inputs, as files
+    python tools/transformers_logits.py record FOLDER     in one with torch and transformers: writes the logits
+    python -m tools.transformers_logits keep FOLDER       in the project's again: into tests/vision/transformers
+
+Nothing else needs torch. Weights have other names and layouts in transformers; which is all that is done for a family.
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+FAMILIES = (
+    "qwen3_5",
+    "qwen3_5_moe",
+    "qwen3_vl",
+    "qwen3_vl_moe",
+    "qwen2_5_vl",
+    "gemma3",
+    "gemma4",
+    "gemma4_shared",
+    "lfm2_vl",
+)
+NUM_KEPT = 24
+"""Positions of which the logits are kept: the last of each image, and others at like distances."""
+KEPT = Path(__file__).parents[1] / "tests" / "vision" / "transformers"
+
+
+# In the project's environment.
+
+
+def give(folder: Path, family: str) -> None:
+    """Write a model's weights as transformers names them, and the inputs of a prompt with two images."""
+    import mlx.core as mx  # noqa: PLC0415 (the other environment has none)
+
+    from tests.vision.chats import as_vlm_reads_it, seeing  # noqa: PLC0415
+    from tests.vision.tiny import seeing_model  # noqa: PLC0415
+
+    loaded = seeing(family)
+    prompt, ids, raw = as_vlm_reads_it(family)
+    folder.mkdir(parents=True, exist_ok=True)
+    config = json.loads((seeing_model(family) / "config.json").read_text())
+    weights: dict[str, mx.array] = {}
+    given = mx.load(str(seeing_model(family) / "model.safetensors"))
+    assert isinstance(given, dict)
+    for name, array in _with_joined_experts(given).items():
+        theirs, value = _theirs(config["model_type"], name, array)
+        weights[theirs] = mx.contiguous(value)
+    is_tied = "lm_head.weight" not in weights
+    (folder / "config.json").write_text(json.dumps(_their_config(config, is_tied=is_tied)))
+    mx.save_safetensors(str(folder / "weights.safetensors"), weights, metadata={"format": "pt"})
+    arrays = {name: np.array(value) for name, value in raw.items() if isinstance(value, mx.array)}
+    files = [image.image.content for image in prompt.images]
+    np.savez(folder / "inputs.npz", input_ids=ids[None], **arrays)
+    for number, content in enumerate(files):
+        (folder / f"image{number}.png").write_bytes(content)
+    assert loaded.vision is not None
+
+
+def _their_config(config: dict[str, Any], *, is_tied: bool) -> dict[str, Any]:
+    """The configuration with what transformers calls otherwise, or takes for granted."""
+    return {**config, "model_type": config["model_type"].replace("-", "_"), "tie_word_embeddings": is_tied}
+
+
+def _with_joined_experts(weights: dict[str, Any]) -> dict[str, Any]:
+    """Gate and up projections of experts in one, and without `.weight`, as transformers has them."""
+    import mlx.core as mx  # noqa: PLC0415
+
+    joined: dict[str, Any] = {}
+    for name, array in weights.items():
+        if ".switch_mlp." not in name:
+            joined[name] = array
+        elif "gate_proj" in name:
+            up = weights[name.replace("gate_proj", "up_proj")]
+            joined[name.replace("switch_mlp.gate_proj.weight", "experts.gate_up_proj")] = mx.concatenate(
+                [array, up], axis=1
+            )
+        elif "down_proj" in name:
+            joined[name.replace("switch_mlp.down_proj.weight", "experts.down_proj")] = array
+    return joined
+
+
+def _theirs(kind: str, name: str, array: Any) -> tuple[str, Any]:
+    """A weight of mlx-vlm under its name and in its layout in transformers."""
+    if array.ndim == 5:
+        array = array.transpose(0, 4, 1, 2, 3)
+    elif array.ndim == 4:
+        array = array.transpose(0, 3, 1, 2)
+    elif name.endswith(("conv1d.weight", "conv.conv.weight")) and array.ndim == 3:
+        array = array.moveaxis(2, 1)
+    shifted = (
+        "input_layernorm.weight",
+        "post_attention_layernorm.weight",
+        "model.norm.weight",
+        "q_norm.weight",
+        "k_norm.weight",
+    )
+    if kind.startswith("qwen3_5") and array.ndim == 1 and name.startswith("language_model") and name.endswith(shifted):
+        # mlx-vlm multiplies by the weight, transformers by the weight and one.
+        array = array - 1.0
+    name = name.replace("language_model.lm_head", "lm_head").replace("language_model.model", "model.language_model")
+    if kind.startswith(("qwen", "glm")):
+        return name.replace("vision_tower", "model.visual"), array
+    for part in ("vision_tower", "multi_modal_projector", "embed_vision"):
+        name = f"model.{name}" if name.startswith(part) else name
+    return name.replace("vision_tower.vision_model.", "vision_tower."), array
+
+
+def keep(folder: Path, family: str) -> None:
+    """Take over what was recorded, with what tells whether it is still of the same model and prompt."""
+    from tests.vision.chats import as_vlm_reads_it  # noqa: PLC0415
+    from tests.vision.tiny import digest_of_weights  # noqa: PLC0415
+
+    recorded = folder / "logits.npz"
+    if not recorded.is_file():
+        print(f"{family}: nothing was recorded")
+        return
+    logits = np.load(recorded)["logits"]
+    prompt, _, _ = as_vlm_reads_it(family)
+    assert len(logits) == len(prompt), family
+    ends = {each.span.stop - 1 for each in prompt.images}
+    at = np.array(sorted({*ends, *np.linspace(0, len(prompt) - 1, NUM_KEPT - len(ends)).astype(int).tolist()}))
+    KEPT.mkdir(exist_ok=True)
+    np.savez_compressed(
+        KEPT / f"{family}.npz",
+        logits=logits[at],
+        at=at,
+        tokens=prompt.tokens,
+        largest=np.abs(logits).max(),
+        weights=digest_of_weights(family),
+    )
+
+
+# In an environment with torch.
+
+
+def record(folder: Path, family: str) -> None:
+    """Run transformers on what was given."""
+    import torch  # noqa: PLC0415
+    from safetensors.torch import load_file  # noqa: PLC0415
+    from transformers import AutoConfig, AutoModelForImageTextToText  # noqa: PLC0415
+
+    raw = json.loads((folder / "config.json").read_text())
+    config = AutoConfig.from_pretrained(folder)
+    model = AutoModelForImageTextToText.from_config(config, attn_implementation="eager").float().eval()
+    state = load_file(folder / "weights.safetensors")
+    missing, extra = model.load_state_dict(state, strict=False)
+    model.tie_weights()
+    # A pooling head that no logits depend on, and an output matrix that is the embeddings.
+    unused = ("vision_tower.head.", "rotary", "inv_freq", "lm_head.weight")
+    missing = [name for name in missing if not any(part in name for part in unused)]
+    if missing or extra:
+        print(f"{family}: not matched: missing {missing[:8]} ({len(missing)}), extra {extra[:8]} ({len(extra)})")
+        return
+    with torch.no_grad():
+        logits = model(**_inputs(folder, raw)).logits[0].float().numpy()
+    np.savez(folder / "logits.npz", logits=logits)
+    print(f"{family}: recorded {logits.shape}")
+
+
+def _inputs(folder: Path, raw: dict[str, Any]) -> dict[str, Any]:
+    import torch  # noqa: PLC0415
+
+    named = {k: torch.tensor(v) for k, v in np.load(folder / "inputs.npz").items() if k != "attention_mask"}
+    named["input_ids"], kind = named["input_ids"].long(), raw["model_type"]
+    if "image_grid_thw" in named:
+        named["image_grid_thw"] = named["image_grid_thw"].long()
+    placeholder = raw.get("image_token_id", raw.get("image_token_index"))
+    is_image = (named["input_ids"] == placeholder).long()
+    if kind == "gemma3":
+        named["token_type_ids"] = is_image
+    elif kind.startswith(("qwen", "glm")) or kind == "gemma4":
+        named["mm_token_type_ids"] = is_image
+    if kind == "gemma4":
+        # mlx-vlm's processor gives pictures, transformers' gives patches with their positions.
+        named |= _gemma4_patches(folder)
+    return named
+
+
+def _gemma4_patches(folder: Path) -> dict[str, Any]:
+    import torch  # noqa: PLC0415
+    from PIL import Image  # noqa: PLC0415
+    from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil  # noqa: PLC0415
+
+    pictures = [Image.open(file).convert("RGB") for file in sorted(folder.glob("image*.png"))]
+    made = Gemma4ImageProcessorPil(patch_size=8, max_soft_tokens=70, pooling_kernel_size=2)(
+        pictures, return_tensors="pt"
+    )
+    return {k: torch.as_tensor(v) for k, v in made.items() if k in ("pixel_values", "image_position_ids")}
+
+
+if __name__ == "__main__":
+    verb, where, *some = sys.argv[1:]
+    for each in some or FAMILIES:
+        {"give": give, "record": record, "keep": keep}[verb](Path(where) / each, each)
