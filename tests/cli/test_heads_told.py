@@ -10,10 +10,14 @@ from typer.testing import CliRunner
 from reprise.cli.engines import ServingEngines
 from reprise.cli.inspection import Layers, describe_head, inspect_model
 from reprise.cli.main import app
+from reprise.cli.models import describe
+from reprise.core.errors import LoadFailed
 from reprise.core.settings import Settings
 from reprise.engine.models.companion import with_companion
 from reprise.engine.models.load import load_model
-from tests.models.headed import headed_model, loaded_with_head, without_tensors_of_head
+from reprise.engine.running.outline import outline_of
+from reprise.engine.running.runner import footprint_of
+from tests.models.headed import assistant, headed_model, loaded_with_head, plain_model, without_tensors_of_head
 from tests.models.shared import loaded
 
 
@@ -34,6 +38,25 @@ def test_inspect_says_where_it_is_from_and_what_it_takes(tmp_path: Path) -> None
     assert "lack the head's tensors" in describe_head(lacking)
     assert describe_head(loaded("llama")) == "none"
     assert describe_head(with_companion(loaded("llama"), loaded("llama"))).startswith("draft model llama: ")
+
+
+def test_the_list_of_models_has_its_layer(tmp_path: Path) -> None:
+    outline = outline_of(headed_model("qwen3_5"), "it")
+    loaded_one = loaded_with_head("qwen3_5")
+    assert outline.blueprint == loaded_one.blueprint
+    assert outline.footprint == footprint_of(loaded_one.model, loaded_one.blueprint)
+    assert "full attention (head)" in describe(outline)
+    assert "(head)" not in describe(outline_of(headed_model("qwen3_5"), "it", mtp="off"))
+    beside = without_tensors_of_head("qwen3_5", tmp_path)
+    folder = outline_of(beside, "it", mtp=str(headed_model("qwen3_5")))
+    assert folder.nbytes > outline_of(beside, "it").nbytes
+    with pytest.raises(LoadFailed, match="no such directory"):
+        outline_of(beside, "it", mtp=str(tmp_path / "nowhere"))
+
+
+def test_an_assistant_takes_nothing_per_token() -> None:
+    seen = describe_head(load_model(str(plain_model("gemma4")), mtp=str(assistant("gemma4", "tied"))))
+    assert "; it reads the model's own entries" in seen and "per token" not in seen
 
 
 def test_doctor_finds_a_head_and_names_one_that_is_missing(tmp_path: Path) -> None:

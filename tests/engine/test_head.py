@@ -12,7 +12,7 @@ from reprise.core.errors import LoadFailed
 from reprise.core.job import Job, Sampling
 from reprise.core.prompt import BoundaryKind, Prompt
 from reprise.core.tokens import as_tokens
-from reprise.engine.models.headed import HeadedModel
+from reprise.engine.models.headed import HeadedModel, MtpHead
 from reprise.engine.models.load import LoadedModel, load_model
 from reprise.engine.running.live_sequence import LiveSequence
 from reprise.engine.running.runner import Runner
@@ -157,6 +157,59 @@ def test_undone_tokens_leave_nothing_behind(architecture: str) -> None:
         rows.forward(loaded.model, mx.array(TOKENS[None, 40:42]))
     mx.eval(rows.arrays())
     assert gap(guesses(loaded, rows, 0, 5), guesses(loaded, plain, 0, 5)) < 1e-4
+
+
+def test_what_is_stored_with_one_head_is_not_for_another(tmp_path: Path) -> None:
+    """Their entries have the same shapes, so the fingerprint alone tells them apart."""
+    directory = without_tensors_of_head("qwen3_5", tmp_path)
+    found = {load_model(str(directory), mtp="off").fingerprint}
+    for seed in (7, 8):
+        folder = tmp_path / f"drafter-{seed}"
+        folder.mkdir()
+        (folder / "config.json").write_text(json.dumps({"model_type": "qwen3_5_mtp"}))
+        tensors = head_tensors(json.loads((directory / "config.json").read_text()), seed=seed)
+        write_weights(folder / "model.safetensors", tensors)
+        found.add(load_model(str(directory), mtp=str(folder)).fingerprint)
+    assert len(found) == 3
+
+
+@pytest.mark.parametrize("architecture", ["glm4_moe", "glm4_moe_lite", "deepseek_v3", "mimo", "mimo_v2_flash"])
+def test_it_computes_the_formula_of_the_paper(architecture: str) -> None:
+    """DeepSeek-V3 (2412.19437), equations 21 to 23, of the whole text at once and with the checkpoint's own names.
+
+    ``h'_i = M [norm(h_i); norm(embedding of token i + 1)]`` through one layer of the model; MiMo takes these in the
+    other order than its halves are stored for the others. Its place in the text is the same for all, so that counting
+    from 0 makes no difference.
+    """
+    loaded = loaded_with_head(architecture)
+    model = loaded.model
+    assert isinstance(model, HeadedModel) and isinstance(model.head, MtpHead)
+    config = json.loads((headed_model(architecture) / "config.json").read_text())
+    stored = checkpoint_names(config, head_tensors(config))
+    own = {".".join(name.split(".")[-2:]): array for name, array in stored.items()}
+    rows = SequenceBatch(loaded.blueprint)
+    rows.forward(model, mx.array(TOKENS[None, :-1]))
+    assert rows.hidden is not None and rows.hidden.recent is not None
+    hidden, embedded = rows.hidden.recent, model.embed_tokens(mx.array(TOKENS[None, 1:]))
+    eps = float(config.get("rms_norm_eps") or config["layernorm_epsilon"])
+
+    def normalised(x: mx.array, *names: str) -> mx.array:
+        weight = next(own[f"{name}.weight"] for name in names if f"{name}.weight" in own)
+        return x * mx.rsqrt((x * x).mean(axis=-1, keepdims=True) + eps) * weight
+
+    token, state = normalised(embedded, "enorm", "token_layernorm"), normalised(hidden, "hnorm", "hidden_layernorm")
+    if architecture == "mimo":
+        x = mx.concatenate([state, token], axis=-1) @ own["input_proj.weight"].T
+    else:
+        x = mx.concatenate([token, state], axis=-1) @ own["eh_proj.weight"].T
+    at = mx.arange(x.shape[1])
+    window = int(config["sliding_window_size"]) if architecture == "mimo_v2_flash" else len(TOKENS)
+    mask = (at[None] <= at[:, None]) & (at[None] > at[:, None] - window)
+    expected = normalised(model.head.layers[0](x, mask=mask, cache=None), "shared_head.norm", "final_layernorm", "norm")
+    own_layers = rows.caches[-2:-1]
+    last = rows.hidden.last(mx.zeros((1, 1, 1)))
+    ours = model.head.output(model.embed_tokens(mx.array(TOKENS[None, -1:])), last, own_layers)
+    assert gap([ours[:, -1]], [expected[:, -1]]) < 1e-4
 
 
 # Where a head comes from.

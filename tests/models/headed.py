@@ -18,7 +18,17 @@ from reprise.lab.demo.tiny.build import build_model, random_weights
 from tests.models.tiny import CONFIGS
 from tests.zoo.catalogue import ZOO
 
-HEADED = ("qwen3_5", "qwen3_5_moe", "qwen3_next", "glm4_moe", "glm4_moe_lite", "deepseek_v3", "nemotron_h")
+HEADED = (
+    "qwen3_5",
+    "qwen3_5_moe",
+    "qwen3_next",
+    "glm4_moe",
+    "glm4_moe_lite",
+    "deepseek_v3",
+    "nemotron_h",
+    "mimo",
+    "mimo_v2_flash",
+)
 PLACES = {"qwen3_next": "mtp.safetensors", "deepseek_v3": "mtp.safetensors"}
 """Where mlx-lm refuses a checkpoint with the head inside: converted ones, and those with other than 61 layers."""
 _ONE_LAYER = {"num_hidden_layers": 1, "full_attention_interval": 1, "first_k_dense_replace": 0}
@@ -30,6 +40,19 @@ _NEXTN = {
     "norm": "shared_head.norm",
 }
 """The names of DeepSeek and GLM for those of Qwen."""
+_MIMO = {
+    "mimo": (
+        "model.mtp_layers.0.",
+        {
+            "fc": "input_proj",
+            "pre_fc_norm_embedding": "token_layernorm",
+            "pre_fc_norm_hidden": "hidden_layernorm",
+            "norm": "final_layernorm",
+        },
+    ),
+    "mimo_v2_flash": ("model.mtp.layers.0.", {"norm": "final_layernorm"}),
+}
+"""What begins MiMo's names, and those that differ from DeepSeek's."""
 
 
 def config_of(architecture: str) -> dict[str, Any]:
@@ -51,13 +74,16 @@ def head_tensors(config: Mapping[str, Any], *, seed: int = 7) -> dict[str, mx.ar
     """Random weights of a head for a model with this configuration, as converted for MLX, by Qwen's names."""
     text = config.get("text_config", config)
     small = {**text, **_ONE_LAYER}
+    if "hybrid_layer_pattern" in text:
+        # With one of its own kind behind it, which the head does not have.
+        small |= {"num_hidden_layers": 2, "hybrid_layer_pattern": [1, 0], "moe_layer_freq": [0, 0]}
     if "mtp_hybrid_override_pattern" in text:
         small |= {"num_hidden_layers": 2, "hybrid_override_pattern": list(text["mtp_hybrid_override_pattern"])}
     one = {**config, "text_config": small} if "text_config" in config else small
     layers = {
         "layers." + name.partition("layers.")[2]: array
         for name, array in random_weights(one, seed=seed).items()
-        if "layers." in name
+        if "layers." in name and ("layers.1." not in name or "hybrid_layer_pattern" not in text)
     }
     width = text["hidden_size"]
     keys = mx.random.split(mx.random.key(seed + 1), 4)
@@ -75,11 +101,20 @@ def checkpoint_names(config: Mapping[str, Any], tensors: Mapping[str, mx.array])
         return {f"mtp.{name}": array for name, array in tensors.items()}
     if config["model_type"] == "nemotron_h":
         return {"mtp." + _in_blocks(name): array for name, array in tensors.items()}
-    prefix = f"model.layers.{config['num_hidden_layers']}."
+    prefix, own = f"model.layers.{config['num_hidden_layers']}.", dict(_NEXTN)
+    if config["model_type"] in _MIMO:
+        prefix, renamed = _MIMO[config["model_type"]]
+        own |= renamed
     found: dict[str, mx.array] = {}
     for name, array in tensors.items():
         part, _, rest = name.partition(".")
-        found[prefix + (name.removeprefix("layers.0.") if part == "layers" else f"{_NEXTN[part]}.{rest}")] = array
+        found[prefix + (name.removeprefix("layers.0.") if part == "layers" else f"{own[part]}.{rest}")] = array
+    for name in [name for name in found if "post_attention_layernorm" in name and "mimo_v2" in config["model_type"]]:
+        found[name.replace("post_attention", "pre_mlp")] = found.pop(name)
+    if config["model_type"] == "mimo":
+        # Its projection takes the hidden state first.
+        name, width = f"{prefix}input_proj.weight", config["hidden_size"]
+        found[name] = mx.concatenate([found[name][:, width:], found[name][:, :width]], axis=1)
     return found
 
 

@@ -157,6 +157,13 @@ DRAFTS_MUTANTS = (
         _ASSISTANT,
     ),
     _mutant(
+        "_converted",
+        "MiMo's head takes embeddings for hidden states",
+        "form.hidden_first",
+        "False",
+        (*_HEAD, "-k", "formula"),
+    ),
+    _mutant(
         "_SeenEntries.__init__",
         "an assistant is asked one position further on",
         "mx.array(layer.lengths[0] - 1)",
@@ -182,7 +189,7 @@ DRAFTS_MUTANTS = (
         "what is stored with a head is found without it",
         "with_entries(model).parameters()",
         "without_head(model).parameters()",
-        (*_GUESSES, "-k", "not_for_the_model_without"),
+        (*_HEAD, "-k", "not_for_another"),
     ),
     _mutant(
         "AccompaniedModel.guess",

@@ -336,8 +336,9 @@ def _look(served: _ServingEngine, models: Sequence[ServedModel]) -> None:
             fault = f"{group.settings.model} has not been downloaded: `reprise pull {group.settings.model}`."
         else:
             directory = model_directory(group.settings.model, downloads=False)
+            wanted = group.settings
             outline = outline_of(
-                directory, group.settings.model, kv_bits=group.settings.kv_bits, embedder=group.settings.embedder
+                directory, wanted.model, kv_bits=wanted.kv_bits, mtp=wanted.head_source, embedder=wanted.embedder
             )
             layers = _layers_text(outline)
         if group.settings.adapter_path is not None:

@@ -206,6 +206,8 @@ def describe_head(loaded: LoadedModel) -> str:
     share = 100 * head.nbytes / loaded.nbytes
     weights, each = nbytes_text(head.nbytes), nbytes_text(head.nbytes_per_token)
     kind, entries = "from", f"; {each} per token"
+    if head.nbytes_per_token == 0:
+        entries = "; it reads the model's own entries"
     if head.is_model:
         kind, entries = "draft model", ""  # Its layers are counted with the model's.
     return f"{kind} {head.place}: {weights} of weights, {share:.1f} % of the model's{entries}"

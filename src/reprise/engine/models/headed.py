@@ -87,8 +87,10 @@ class Head(nn.Module):
 class MtpHead(Head):
     """Layers over the embedding of a token and the hidden state before it. Embedding and output are the model's."""
 
-    def __init__(self, layers: list[nn.Module], *, width: int, eps: float, needs_array: bool) -> None:
-        """`needs_array`: whether the layers take their mask as an array only."""
+    def __init__(
+        self, layers: list[nn.Module], *, width: int, eps: float, needs_array: bool = False, window: int | None = None
+    ) -> None:
+        """`needs_array`: whether the layers take their mask as an array only. `window`: as far back as they see."""
         super().__init__()
         self.fc = nn.Linear(2 * width, width, bias=False)
         self.pre_fc_norm_embedding = nn.RMSNorm(width, eps=eps)
@@ -96,6 +98,7 @@ class MtpHead(Head):
         self.layers = layers
         self.norm = nn.RMSNorm(width, eps=eps)
         self._needs_array = needs_array
+        self._window = window
         self.num_caches = sum(self.has_cache)
 
     def output(
@@ -107,7 +110,7 @@ class MtpHead(Head):
         states, told = iter(cache), {} if positions is None else {"position_ids": positions}
         for layer, attends in zip(self.layers, self.has_cache, strict=True):
             state = next(states) if attends else None
-            mask = create_attention_mask(x, state, return_array=self._needs_array) if attends else None
+            mask = create_attention_mask(x, state, self._window, self._needs_array) if attends else None
             x = cast(Any, layer)(x, mask=mask, cache=state, **told)
         return self.norm(x)
 

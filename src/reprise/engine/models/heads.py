@@ -59,6 +59,10 @@ class HeadFormat:
     embedding: str = "embed_tokens"
     eps: str = "rms_norm_eps"
     """The key of the configuration that has what norms add."""
+    hidden_first: bool = False
+    """Whether `fc` takes the hidden state before the embedding."""
+    window: str = ""
+    """The key of the configuration that has the window of its layer; "": it sees everything."""
     pattern: str = ""
     """The key that has the kinds of the head's layers, where it has several; "": it is one layer."""
     drafters: tuple[str, ...] = ()
@@ -105,6 +109,34 @@ _NEMOTRON = HeadFormat(
     eps="layer_norm_epsilon",
     pattern="mtp_hybrid_override_pattern",
 )
+_MIMO = HeadFormat(
+    # Of several modules, the first: it is asked again for each further token.
+    prefixes=(r"model\.mtp_layers\.0\.",),
+    names={
+        r"input_proj\.": "fc.",
+        r"token_layernorm\.": "pre_fc_norm_embedding.",
+        r"hidden_layernorm\.": "pre_fc_norm_hidden.",
+        r"final_layernorm\.": "norm.",
+        "": "layers.0.",
+    },
+    one_layer={"num_hidden_layers": 1},
+    promised_by="num_nextn_predict_layers",
+    hidden_first=True,
+)
+_MIMO_FLASH = HeadFormat(
+    prefixes=(r"model\.mtp\.layers\.0\.",),
+    names={
+        **{name: ours for name, ours in _NEXTN_NAMES.items() if "norm" in name or "proj" in name},
+        r"final_layernorm\.": "norm.",
+        r"pre_mlp_layernorm\.": "layers.0.post_attention_layernorm.",
+        "": "layers.0.",
+    },
+    # mlx-lm's model needs a layer of each kind. The first is the head's.
+    one_layer={"num_hidden_layers": 2, "hybrid_layer_pattern": [1, 0], "moe_layer_freq": [0, 0]},
+    promised_by="num_nextn_predict_layers",
+    eps="layernorm_epsilon",
+    window="sliding_window_size",
+)
 _GEMMA = HeadFormat(text_at="language_model", drafters=("gemma4_assistant", "gemma4_unified_assistant"))
 
 FORMATS: Mapping[str, HeadFormat] = {
@@ -115,6 +147,8 @@ FORMATS: Mapping[str, HeadFormat] = {
     "glm4_moe_lite": _NEXTN_LATENT,
     "deepseek_v3": _NEXTN_LATENT,
     "nemotron_h": _NEMOTRON,
+    "mimo": _MIMO,
+    "mimo_v2_flash": _MIMO_FLASH,
     "gemma4": _GEMMA,
     "gemma4_text": replace(_GEMMA, text_at=""),
 }
@@ -327,7 +361,10 @@ def _of_layers(one: nn.Module, form: HeadFormat, config: Mapping[str, Any], mode
     width, eps = int(text["hidden_size"]), float(text[form.eps])
     # Those of a model that sees are told where tokens stand.
     layers = model.head_layers(form.one_layer) if isinstance(model, SeeingModel) else list(cast(Any, one).layers)
-    return MtpHead(layers, width=width, eps=eps, needs_array=form.needs_array)
+    if not form.pattern:
+        del layers[1:]
+    window = int(text[form.window]) if form.window else None
+    return MtpHead(layers, width=width, eps=eps, needs_array=form.needs_array, window=window)
 
 
 def _check_number(tensors: Mapping[str, mx.array], head: MtpHead, stored: _StoredHead) -> None:
@@ -341,6 +378,8 @@ def _converted(stored: _StoredHead, one: nn.Module, form: HeadFormat) -> dict[st
     norms = {name: array for name, array in stored.tensors.items() if _NORM.search(name) and array.ndim == 1}
     rest = {name: array for name, array in stored.tensors.items() if name not in norms}
     outer = {name: array for name, array in rest.items() if not name.startswith("layers.")}
+    if form.hidden_first:
+        outer = {name: mx.concatenate(mx.split(array, 2, axis=-1)[::-1], axis=-1) for name, array in outer.items()}
     inner = {f"{form.body}.{name}": array for name, array in rest.items() if name not in outer}
     sanitized = cast(dict[str, mx.array], cast(Any, one).sanitize(inner)) if hasattr(one, "sanitize") else inner
     own = {"layers." + name.partition("layers.")[2]: array for name, array in _stacked(sanitized).items()}

@@ -17,11 +17,13 @@ from mlx_lm.utils import (
 from reprise.core.errors import LoadFailed, first_line
 from reprise.core.kinds import Footprint
 from reprise.engine.models.embedders import look_for_embedder
+from reprise.engine.models.headed import blueprint_with_head
+from reprise.engine.models.heads import attach_head
 from reprise.engine.models.load import check_config, check_makes_text, context_of
 from reprise.engine.models.model_files import check_weights, quantisation, read_config
 from reprise.engine.models.vision import why_blind
 from reprise.engine.running.runner import NO_STATE, footprint_of
-from reprise.engine.states.blueprint import Blueprint, blueprint_of
+from reprise.engine.states.blueprint import Blueprint
 
 _FLOATS = {"BF16": mx.bfloat16, "F16": mx.float16, "F32": mx.float32}
 
@@ -51,10 +53,12 @@ class ModelOutline:
 _LONGEST = 1 << 20
 
 
-def outline_of(directory: Path, source: str, *, kv_bits: int | None = None, embedder: str = "auto") -> ModelOutline:
+def outline_of(
+    directory: Path, source: str, *, kv_bits: int | None = None, mtp: str = "auto", embedder: str = "auto"
+) -> ModelOutline:
     """The outline of a model directory; `source`: its name for the user. Raises LoadFailed if it cannot be loaded.
 
-    `embedder`: as in `load_model`.
+    `mtp`: where its head is, see `attach_head`. `embedder`: as in `load_model`.
     """
     read_config(directory, source)
     config = check_config(load_config(directory), source)
@@ -79,15 +83,18 @@ def outline_of(directory: Path, source: str, *, kv_bits: int | None = None, embe
         # Broadcast arrays: the right shapes without memory.
         hollow = [(name, _hollow(array, dtype)) for name, array in tree_flatten(model.parameters())]
         model.update(tree_unflatten(hollow))
-        blueprint = blueprint_of(model, kv_bits=kv_bits)
+        model, head = attach_head(model, config, directory, mtp=mtp)
+        blueprint = blueprint_with_head(model, kv_bits=kv_bits)
         footprint = footprint_of(model, blueprint)
+    except LoadFailed:
+        raise
     except Exception as error:
         # A model's code may raise anything for a configuration that it does not support.
         raise LoadFailed(f"{source}: mlx-lm cannot build this model: {first_line(error)}") from error
     return ModelOutline(
         architecture=str(config.get("model_type", "unknown")),
         quantisation=quantisation(config, weights),
-        nbytes=weights.nbytes,
+        nbytes=weights.nbytes + (0 if head is None or head.place == directory.name else head.nbytes),
         context=context_of(config),
         blueprint=blueprint,
         footprint=footprint,
