@@ -1,11 +1,15 @@
 """Chats with the demo's model and what guesses its next tokens: accepted shares and passes, by count.
 
     python -m bench.heads [--chats 2] [--turns 20] [--costs memory]
+    python -m bench.heads --rounds 5 [--turns 20]
 
 Every pass and every guess has a fixed cost, as in `bench.draft_replay`, so that the counts are the same on any machine
 and say what a device with such costs would gain. `head` is the trained head that ships with the demo's model. The
 others are companions (`--draft-model`) in its place: `same` is the model itself, the most that there is; `random` has
 other weights and is of no use. All sides look earlier text up, too; `looked up` is that alone.
+
+With `--rounds` nothing is fixed: the head, and one with random weights, take turns with decoding without drafts, each
+round with another chat. The ratios are of processor time, which other programs disturb least.
 """
 
 import argparse
@@ -14,10 +18,12 @@ import json
 import shutil
 import tempfile
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
+from statistics import median
 from typing import Any
 
 import mlx.core as mx
@@ -25,6 +31,7 @@ import mlx.core as mx
 from bench.draft_replay import COSTS, DEMO, FixedCosts, ReplayTurn, demo_turns
 from reprise.core.events import Event, Finished, Sampled
 from reprise.core.job import Job, Sampling
+from reprise.core.outcome import Outcome
 from reprise.core.prompt import Prompt
 from reprise.core.settings import Settings
 from reprise.core.tokens import as_tokens
@@ -87,6 +94,7 @@ class GuessedSide:
     """An engine whose passes and guesses have fixed costs, and which counts them."""
 
     def __init__(self, costs: Mapping[int, float], step: float, *, model: Path = DEMO, **settings: Any) -> None:
+        """`costs`: of passes, by their size; `step`: of a guess, in passes."""
         self.counts = HeadCounts()
         self._costs, self._step = FixedCosts(costs), step
         self._text: list[int] = []
@@ -120,26 +128,9 @@ class GuessedSide:
 
     def run(self, prompt: Sequence[int], num: int, stop: int) -> list[int]:
         """The answer to a prompt, which is counted."""
-        ended, end, answer = threading.Event(), list[Finished](), list[int]()
-
-        def hear(event: Event) -> None:
-            if isinstance(event, Sampled):
-                answer.append(event.token)
-            elif isinstance(event, Finished):
-                end.append(event)
-                ended.set()
-
-        job = Job(
-            id=f"job-{next(_ids)}",
-            prompt=Prompt(tokens=as_tokens(prompt)),
-            max_tokens=num,
-            sampling=Sampling(temperature=0),
-            stop_tokens=frozenset({stop}),
-        )
         self._guesses.clear()
-        self.engine.submit(job, hear)
-        assert ended.wait(_PATIENCE_S) and end[0].error is None, end
-        outcome, counts, text = end[0].outcome, self.counts, [*prompt, *answer]
+        answer, outcome = ask(self.engine, prompt, num=num, stop=stop)
+        counts, text = self.counts, [*prompt, *answer]
         counts.answers.append(answer)
         counts.num_generated += len(answer) - 1
         counts.num_computed += outcome.num_prefilled
@@ -156,6 +147,29 @@ class GuessedSide:
 
     def close(self) -> None:
         self.engine.close(timeout_s=30)
+
+
+def ask(engine: EngineClient, prompt: Sequence[int], *, num: int, stop: int) -> tuple[list[int], Outcome]:
+    """The greedy answer to a prompt, and what it took."""
+    ended, end, answer = threading.Event(), list[Finished](), list[int]()
+
+    def hear(event: Event) -> None:
+        if isinstance(event, Sampled):
+            answer.append(event.token)
+        elif isinstance(event, Finished):
+            end.append(event)
+            ended.set()
+
+    job = Job(
+        id=f"job-{next(_ids)}",
+        prompt=Prompt(tokens=as_tokens(prompt)),
+        max_tokens=num,
+        sampling=Sampling(temperature=0),
+        stop_tokens=frozenset({stop}),
+    )
+    engine.submit(job, hear)
+    assert ended.wait(_PATIENCE_S) and end[0].error is None, end
+    return answer, end[0].outcome
 
 
 def hold(side: GuessedSide, turns: Sequence[ReplayTurn]) -> HeadCounts:
@@ -178,12 +192,71 @@ def random_companion(directory: Path) -> Path:
     return directory
 
 
+def random_head(directory: Path) -> Path:
+    """The demo's head with random weights."""
+    shutil.copytree(HEAD, directory)
+    weights = mx.load(str(directory / "model.safetensors"))
+    assert isinstance(weights, dict)
+    keys = mx.random.split(mx.random.key(1), len(weights))
+    drawn = {
+        name: mx.random.normal(array.shape, scale=array.shape[-1] ** -0.5, key=key) if array.ndim > 1 else array
+        for (name, array), key in zip(sorted(weights.items()), keys, strict=True)
+    }
+    mx.eval(drawn)
+    mx.save_safetensors(str(directory / "model.safetensors"), drawn, metadata={"format": "mlx"})
+    return directory
+
+
+class TimedSide:
+    """An engine as it is, and the processor time of its answers."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.engine = EngineClient(Settings(model=str(DEMO), is_audit_off=True, settles=False, **settings))
+        self.engine.start()
+
+    def hold(self, turns: Sequence[ReplayTurn]) -> float:
+        """Seconds per token of these chats."""
+        num, started_s = 0, time.process_time()
+        for turn in turns:
+            num += len(ask(self.engine, turn.prompt, num=2 * len(turn.answer), stop=turn.answer[-1])[0])
+        return (time.process_time() - started_s) / num
+
+
+def measure(num_rounds: int, num_turns: int, random: Path) -> None:
+    """Print the speed with a head against decoding without, as measured."""
+    sides = {
+        "without": TimedSide(drafts="off"),
+        "head": TimedSide(drafts="auto", mtp=str(HEAD)),
+        "random": TimedSide(drafts="auto", mtp=str(random)),
+    }
+    ratios: dict[str, list[float]] = {name: [] for name in sides if name != "without"}
+    for number in range(num_rounds):
+        turns = [turn for turn, _ in demo_turns(Random(800 + number), num_turns)]
+        # Who is first in a round is last in the next.
+        order = sorted(sides, reverse=number % 2 == 1)
+        seconds = {name: sides[name].hold(turns) for name in order}
+        for name, found in ratios.items():
+            found.append(seconds["without"] / seconds[name])
+    for side in sides.values():
+        side.engine.close(timeout_s=30)
+    for name, found in ratios.items():
+        print(
+            f"{name:8} {median(found):.3f} of the speed without drafts ({min(found):.3f} to {max(found):.3f})",
+            flush=True,
+        )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--chats", type=int, default=2)
     parser.add_argument("--turns", type=int, default=20)
     parser.add_argument("--costs", choices=sorted(COSTS), default="memory")
+    parser.add_argument("--rounds", type=int, default=0, help="measure instead, in so many rounds")
     options = parser.parse_args()
+    if options.rounds > 0:
+        with tempfile.TemporaryDirectory(prefix="reprise-bench-") as folder:
+            measure(options.rounds, options.turns, random_head(Path(folder) / "random"))
+        return
     turns, costs = chats(options.chats, options.turns), COSTS[options.costs]
     with tempfile.TemporaryDirectory(prefix="reprise-bench-") as folder:
         random = random_companion(Path(folder) / "random")
