@@ -15,6 +15,7 @@ import typer.testing
 from hypothesis import HealthCheck, settings
 from hypothesis.internal.conjecture import engine
 
+from reprise.core.failpoints import ACTIONS
 from tests.matrix import take_models_in_turn
 from tests.sdks import IMPORTED, NAMES
 
@@ -66,6 +67,12 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     if worker and _CORES:
         is_client = any(item.get_closest_marker(name) for name in ("agents", "browser"))
         os.sched_setaffinity(0, _CORES if is_client else {_CORES[int(worker) % len(_CORES)]})
+
+
+@pytest.fixture(autouse=True)
+def no_failpoint_is_left() -> Iterator[None]:
+    yield
+    ACTIONS.clear()
 
 
 @pytest.fixture(autouse=True)

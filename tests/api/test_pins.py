@@ -10,8 +10,8 @@ from typing import Any
 import httpx
 import pytest
 
+from reprise.core.failpoints import ACTIONS, Failpoint
 from reprise.core.job import Purpose
-from reprise.loop.worker import Worker
 from tests.api.servers import api
 from tests.loop.test_budget import needed
 from tests.matrix import now_and_later
@@ -149,16 +149,7 @@ def test_a_pin_ends_with_its_time_though_nothing_happens(client: httpx.Client) -
 def test_a_pin_shorter_than_its_own_prefill_is_set_all_the_same(
     client: httpx.Client, server: SoakServer, monkeypatch: pytest.MonkeyPatch, ttl: float
 ) -> None:
-    def slow_down(worker: Worker) -> None:
-        prefill = worker.runner.prefill
-
-        def slow(*given: Any) -> Any:
-            time.sleep(0.05)
-            return prefill(*given)
-
-        monkeypatch.setattr(worker.runner, "prefill", slow)
-
-    server.engine.ask(slow_down)
+    monkeypatch.setitem(ACTIONS, Failpoint.PREFILL, lambda lives: time.sleep(0.05))
     # The shorter one may be over before the answer: it was there, and not refused for want of room.
     answer = client.post(PIN, json={**HEAD, "ttl": ttl})
     assert answer.status_code == 200, answer.text

@@ -5,13 +5,13 @@ import stat
 import threading
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from filelock import FileLock
 
 from reprise.core.errors import DiskUnusable, RepriseError
+from reprise.core.failpoints import ACTIONS, Failpoint
 from reprise.core.tokens import Span, as_tokens
 from reprise.disk.folders.model_directory import ModelDirectory
 from reprise.disk.records.record import DiskMatch, DiskRecord
@@ -40,14 +40,12 @@ class WriterGate:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.reached, self.open = threading.Event(), threading.Event()
-        fill = ModelDirectory.fill
 
-        def held(directory: ModelDirectory, descriptor: int, encoded: Any) -> None:
+        def held(directory: object) -> None:
             self.reached.set()
             assert self.open.wait(PATIENCE_S)
-            fill(directory, descriptor, encoded)
 
-        monkeypatch.setattr(ModelDirectory, "fill", held)
+        monkeypatch.setitem(ACTIONS, Failpoint.DISK_FILL, held)
 
 
 @pytest.mark.parametrize("resumes_anywhere", [False, True])
@@ -304,13 +302,8 @@ def test_a_directory_is_read_by_several_cores_and_in_order(tmp_path: Path, monke
     ids = list(range(3 * BLOCK))
     with opened(tmp_path) as cache:
         put_path(cache, ids)
-    together, read = threading.Barrier(3), ModelDirectory.read
-
-    def reading(directory: ModelDirectory, key: bytes) -> DiskRecord:
-        together.wait(PATIENCE_S)
-        return read(directory, key)
-
-    monkeypatch.setattr(ModelDirectory, "read", reading)
+    together = threading.Barrier(3)
+    monkeypatch.setitem(ACTIONS, Failpoint.DISK_READ, lambda directory, key: together.wait(PATIENCE_S))
     with opened(tmp_path) as cache:
         found = find(cache, ids)
         assert found is not None

@@ -8,8 +8,8 @@ from unittest.mock import ANY
 
 import pytest
 
+from reprise.core.failpoints import ACTIONS, Failpoint
 from reprise.disk.folders.lease import file_lock
-from reprise.disk.folders.model_directory import ModelDirectory
 from reprise.disk.records.record import DiskMatch
 from tests.disk.chains import (
     PATIENCE_S,
@@ -56,17 +56,10 @@ def test_the_files_are_gone_when_clearing_returns(tmp_path: Path) -> None:
 def test_the_beginning_of_a_path_goes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """If the process dies halfway, nothing that is left can be found."""
     removed: list[Path] = []
-
-    remove = ModelDirectory.remove
-
-    def noting(directory: ModelDirectory, path: Path) -> None:
-        removed.append(path)
-        remove(directory, path)
-
     with opened(tmp_path) as cache:
         put = put_path(cache, CHAT)
         put += put_path(cache, [*CHAT[:8], 7])
-        monkeypatch.setattr(ModelDirectory, "remove", noting)
+        monkeypatch.setitem(ACTIONS, Failpoint.DISK_REMOVE, lambda directory, path: removed.append(path))
         cleared(cache.clear(""))
         assert removed[:2] == [cache.directory.path_of(record.key) for record in put[:2]] and len(removed) == 4
 
@@ -77,14 +70,11 @@ def test_what_is_queued_or_being_written_does_not_appear(
 ) -> None:
     reached, go_on = threading.Event(), threading.Event()
 
-    write = ModelDirectory.fill
-
-    def fill(directory, descriptor, encoded) -> None:
-        write(directory, descriptor, encoded)
+    def hold(directory: object) -> None:
         reached.set()
         assert go_on.wait(PATIENCE_S)
 
-    monkeypatch.setattr(ModelDirectory, "fill", fill)
+    monkeypatch.setitem(ACTIONS, Failpoint.DISK_FILLED, hold)
     with opened(tmp_path) as cache:
         for record in (*records_for(cache, CHAT), *records_for(cache, CHAT, namespace="b")):
             assert cache.put(record)
@@ -149,13 +139,13 @@ def test_quarantine_and_what_cannot_be_told_apart_go_too(tmp_path: Path) -> None
 def test_what_cannot_be_removed_is_said_and_never_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def refuse(directory: ModelDirectory, path: Path) -> None:
+    def refuse(directory: object, path: Path) -> None:
         raise PermissionError(errno.EACCES, "no", str(path))
 
     with opened(tmp_path) as cache:
         (record,) = put_path(cache, [1, 2, 3])
         with monkeypatch.context() as patch:
-            patch.setattr(ModelDirectory, "remove", refuse)
+            patch.setitem(ACTIONS, Failpoint.DISK_REMOVE, refuse)
             with pytest.raises(PermissionError):
                 cleared(cache.clear(""))
         assert find(cache, [1, 2, 3]) is None and cache.stats().num_errors == 1 and record.key.hex() in caplog.text

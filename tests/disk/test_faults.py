@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from reprise.core.errors import DiskUnusable
-from reprise.disk.folders.model_directory import MAX_QUARANTINED, ModelDirectory
+from reprise.core.failpoints import ACTIONS, Failpoint
+from reprise.disk.folders.model_directory import MAX_QUARANTINED
 from reprise.disk.store.cache import DiskCache
 from tests.disk.chains import (
     PATIENCE_S,
@@ -30,22 +31,20 @@ CHAT = list(range(10))
 
 
 def broken(code: int):
-    def fill(directory: object, descriptor: int, encoded: object) -> None:
-        os.write(descriptor, b"half")
-        os.close(descriptor)
+    def fail(*what: object) -> None:
         raise OSError(code, os.strerror(code))
 
-    return fill
+    return fail
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO, errno.EACCES])
 def test_a_write_that_fails_is_said_once_and_tried_again_after_a_minute(
     code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    clock, fill = DirectoryClock(), ModelDirectory.fill
+    clock = DirectoryClock()
     with opened(tmp_path, clock=clock) as cache:
         kept = put_path(cache, CHAT)
-        monkeypatch.setattr(ModelDirectory, "fill", broken(code))
+        monkeypatch.setitem(ACTIONS, Failpoint.DISK_FILL, broken(code))
         for num_errors in (1, 2):
             lost = records_for(cache, [7] * 9)
             assert cache.put(lost[0])
@@ -59,7 +58,7 @@ def test_a_write_that_fails_is_said_once_and_tried_again_after_a_minute(
             clock.now_s += 59.0
             assert not cache.put(lost[0])
             clock.now_s += 1.0
-        monkeypatch.setattr(ModelDirectory, "fill", fill)
+        monkeypatch.undo()
         put_path(cache, [7] * 9)
         assert position(find(cache, [7] * 9)) == 9 and cache.stats().num_errors == 2
         cache.check()
@@ -71,7 +70,7 @@ def test_a_clock_that_is_set_back_ends_the_pause(tmp_path: Path, monkeypatch: py
     clock = DirectoryClock()
     with opened(tmp_path, clock=clock) as cache:
         with monkeypatch.context() as patch:
-            patch.setattr(ModelDirectory, "fill", broken(errno.ENOSPC))
+            patch.setitem(ACTIONS, Failpoint.DISK_FILL, broken(errno.ENOSPC))
             put_path(cache, [1, 2, 3])
         assert not cache.can_take(1)
         clock.now_s -= 86_400.0
@@ -81,12 +80,12 @@ def test_a_clock_that_is_set_back_ends_the_pause(tmp_path: Path, monkeypatch: py
 def test_a_full_disk_gives_up_what_waits_behind_the_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     reached, go_on = threading.Event(), threading.Event()
 
-    def fill(directory: object, descriptor: int, encoded: object) -> None:
+    def fail(directory: object) -> None:
         reached.set()
         assert go_on.wait(PATIENCE_S)
-        broken(errno.ENOSPC)(directory, descriptor, encoded)
+        broken(errno.ENOSPC)()
 
-    monkeypatch.setattr(ModelDirectory, "fill", fill)
+    monkeypatch.setitem(ACTIONS, Failpoint.DISK_FILL, fail)
     with opened(tmp_path) as cache:
         for record in records_for(cache, CHAT):
             assert cache.put(record)
@@ -132,19 +131,16 @@ def test_a_record_that_cannot_be_written_as_json_is_left_out(tmp_path: Path) -> 
 
 
 def test_what_cannot_be_removed_stays_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    remove = ModelDirectory.remove
-
-    def refuse(directory: ModelDirectory, path: Path) -> None:
+    def refuse(directory: object, path: Path) -> None:
         if path.suffix == ".kv":
             raise PermissionError(errno.EACCES, "no")
-        remove(directory, path)
 
     with opened(tmp_path, max_bytes=4_000) as cache:
         for k in range(5):
             put_path(cache, [k, k, k])
         num = cache.stats().num_files
         with monkeypatch.context() as patch:
-            patch.setattr(ModelDirectory, "remove", refuse)
+            patch.setitem(ACTIONS, Failpoint.DISK_REMOVE, refuse)
             put_path(cache, [9, 9, 9])
         assert cache.stats().num_files == num and cache.stats().num_errors == 1 and find(cache, [9, 9, 9]) is None
         assert sum(all_files(tmp_path).values()) <= 4_000
@@ -249,14 +245,12 @@ def test_a_file_that_is_there_again_is_not_forgotten(tmp_path: Path, monkeypatch
     """Evicted while it was to be read, and written again since."""
     with opened(tmp_path) as cache:
         put = put_path(cache, CHAT)
-        read = ModelDirectory.read
 
-        def late(directory: ModelDirectory, key: bytes) -> object:
+        def late(directory: object, key: bytes) -> None:
             if key == put[1].key:
                 raise FileNotFoundError(errno.ENOENT, "not yet")
-            return read(directory, key)
 
-        monkeypatch.setattr(ModelDirectory, "read", late)
+        monkeypatch.setitem(ACTIONS, Failpoint.DISK_READ, late)
         assert read_all(cache, find(cache, CHAT))[1].failed  # type: ignore[arg-type]
         cache.check()
         assert position(find(cache, CHAT)) == 10
@@ -291,7 +285,7 @@ def test_whatever_goes_wrong_while_reading_the_reader_goes_on(tmp_path: Path, mo
     with opened(tmp_path) as cache:
         put_path(cache, CHAT)
         with monkeypatch.context() as patch:
-            patch.setattr(ModelDirectory, "read", fail)
+            patch.setitem(ACTIONS, Failpoint.DISK_READ, fail)
             assert read_all(cache, find(cache, CHAT))[1].failed  # type: ignore[arg-type]
         put_path(cache, CHAT)
         assert len(read_all(cache, find(cache, CHAT))[0]) == 3  # type: ignore[arg-type]

@@ -11,6 +11,7 @@ from filelock import FileLock
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from reprise.core.failpoints import ACTIONS, Failpoint
 from reprise.disk.folders import model_directory as directory_module
 from reprise.disk.folders.lease import EXPIRED_S
 from reprise.disk.records.record import DiskRecord
@@ -178,31 +179,27 @@ def test_two_that_write_the_same_at_once_leave_it_once(tmp_path: Path) -> None:
 
 
 def test_what_another_finishes_first_is_not_written_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fill = directory_module.ModelDirectory.fill
     with opened(tmp_path) as a, opened(tmp_path) as b:
 
-        def overtaken(directory: directory_module.ModelDirectory, descriptor: int, encoded) -> None:
-            fill(directory, descriptor, encoded)
+        def overtaken(directory: object) -> None:
             if directory is a.directory:
                 put_path(b, [1, 2, 3])
                 look(a)
 
-        monkeypatch.setattr(directory_module.ModelDirectory, "fill", overtaken)
+        monkeypatch.setitem(ACTIONS, Failpoint.DISK_FILLED, overtaken)
         put_path(a, [1, 2, 3])
         assert a.stats().num_errors == a.stats().written_nbytes == 0 and position(find(a, [1, 2, 3])) == 3
         a.check()
 
 
 def test_what_two_write_at_once_is_not_mixed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fill = directory_module.ModelDirectory.fill
     with opened(tmp_path) as a, opened(tmp_path) as b:
         (record,) = records_for(a, [1, 2, 3])
 
-        def disturbed(directory: directory_module.ModelDirectory, descriptor: int, encoded) -> None:
-            fill(directory, descriptor, encoded)
-            os.close(b.directory.begin(record.key, encoded.nbytes))
+        def disturb(directory: object) -> None:
+            os.close(b.directory.begin(record.key, record.nbytes))
 
-        monkeypatch.setattr(directory_module.ModelDirectory, "fill", disturbed)
+        monkeypatch.setitem(ACTIONS, Failpoint.DISK_FILLED, disturb)
         put_path(a, [1, 2, 3])
         assert len(read_all(a, find(a, [1, 2, 3]))[0]) == 1  # type: ignore[arg-type]
 
@@ -230,7 +227,7 @@ def test_a_file_that_goes_while_it_is_open_is_a_miss(
 
     with opened(tmp_path) as cache:
         put_path(cache, CHAT)
-        monkeypatch.setattr(directory_module.ModelDirectory, "read", gone)
+        monkeypatch.setitem(ACTIONS, Failpoint.DISK_READ, gone)
         assert read_all(cache, find(cache, CHAT))[1].failed  # type: ignore[arg-type]
         assert cache.stats().num_errors == cache.stats().num_quarantined == 0
 
@@ -318,17 +315,14 @@ def test_who_was_taken_for_dead_goes_on(tmp_path: Path) -> None:
 def test_what_others_removed_before_it_was_finished_is_not_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fill = directory_module.ModelDirectory.fill
-
-    def removed(directory: directory_module.ModelDirectory, descriptor: int, encoded) -> None:
-        fill(directory, descriptor, encoded)
+    def remove(directory: object) -> None:
         for path in all_files(tmp_path):
             if path.suffix == ".tmp":
                 path.unlink()
 
     with opened(tmp_path) as cache:
         with monkeypatch.context() as patch:
-            patch.setattr(directory_module.ModelDirectory, "fill", removed)
+            patch.setitem(ACTIONS, Failpoint.DISK_FILLED, remove)
             put_path(cache, [1, 2, 3])
         assert find(cache, [1, 2, 3]) is None and cache.stats().num_errors == 0
         put_path(cache, [1, 2, 3])

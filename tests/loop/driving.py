@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from reprise.core.events import Event, Finished, Progress, Sampled
+from reprise.core.failpoints import ACTIONS, Failpoint
 from reprise.core.inspection import Inspection
 from reprise.core.job import Job, Purpose, Sampling
 from reprise.core.prompt import Boundary, Prompt
@@ -194,3 +195,19 @@ class DrivenEngine:
 
     def num_leases(self) -> int:
         return self.ask(lambda worker: sum(root.num_leases for root in worker.cache.tree.roots.values()))
+
+
+OUT_OF_MEMORY = "[malloc] Unable to allocate 68719476736 bytes."
+
+
+def break_at(point: Failpoint, message: str = OUT_OF_MEMORY, *, after: int = 0) -> Callable[[], bool]:
+    """Let this operation raise once, after it was reached `after` times. Returns whether it has raised."""
+    calls = itertools.count()
+
+    def fail(*what: object) -> None:
+        if next(calls) == after:
+            del ACTIONS[point]
+            raise RuntimeError(message)
+
+    ACTIONS[point] = fail
+    return lambda: ACTIONS.get(point) is not fail

@@ -1,13 +1,14 @@
 """A pass that breaks off: what the sequences in it held is not to be trusted, and nobody is given it."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import pytest
 
 from reprise.core.events import Event
+from reprise.core.failpoints import ACTIONS, Failpoint
 from reprise.engine.states.layers import FullLayer, KvLayer
 from reprise.loop.worker import Worker
-from tests.loop.driving import DrivenEngine, SubmittedJob
+from tests.loop.driving import OUT_OF_MEMORY, DrivenEngine, SubmittedJob, break_at
 from tests.loop.test_reuse import words
 
 
@@ -22,22 +23,6 @@ def _lenders(worker: Worker) -> set[object]:
     return {sequence for node in worker.cache.tree.nodes() for sequence in node.sequences()}
 
 
-def _breaks_once(engine: DrivenEngine, name: str, *, before: Callable[[Worker], None] = lambda worker: None) -> None:
-    """Let the next `prefill` or `decode` raise, as it does without memory."""
-    engine.ask(lambda worker: _break_next(worker, name, before=before))
-
-
-def _break_next(worker: Worker, name: str, *, before: Callable[[Worker], None]) -> None:
-    real = getattr(worker.runner, name)
-
-    def broken(*given: object) -> object:
-        setattr(worker.runner, name, real)
-        before(worker)
-        raise RuntimeError("[malloc] Unable to allocate 68719476736 bytes.")
-
-    setattr(worker.runner, name, broken)
-
-
 def _stored(engine: DrivenEngine, seed: int) -> list[int]:
     """A path that the cache owns: whoever goes on from it has a copy. Gives a prompt that does."""
     prompt = words(seed, 300)
@@ -48,7 +33,7 @@ def _stored(engine: DrivenEngine, seed: int) -> list[int]:
 
 def test_one_that_is_lost_lends_nothing_when_memory_gets_short(engine: DrivenEngine) -> None:
     longer = _stored(engine, 600)
-    _breaks_once(engine, "prefill")
+    break_at(Failpoint.PREFILL)
     assert engine.run(longer).end.error is not None
     engine.ask(lambda worker: worker.sequences.share_duplicates())
     assert engine.ask(_lenders) == set()
@@ -61,17 +46,19 @@ def test_nobody_makes_room_with_what_a_broken_pass_left(engine: DrivenEngine) ->
     prompts = [_stored(engine, 610 + 10 * i) for i in range(2)]
     lent: list[object] = []
 
-    def get_short(worker: Worker) -> None:
+    def break_short_of_memory(lives: object) -> None:
+        del ACTIONS[Failpoint.DECODE]
         share = worker.runner.share
         worker.runner.share = lambda *given: lent.append(given) or share(*given)  # type: ignore[method-assign]
         worker.memory.reserve = lambda nbytes: not worker.sequences.share_duplicates()  # type: ignore[method-assign]
+        raise RuntimeError(OUT_OF_MEMORY)
 
     running: list[SubmittedJob] = []
 
     def break_when_both_decode(event: Event) -> None:
         if len(running) == 2 and all(len(each.tokens) > 3 for each in running) and not broken:
             broken.append(event)
-            _break_next(worker, "decode", before=get_short)
+            ACTIONS[Failpoint.DECODE] = break_short_of_memory
 
     broken: list[Event] = []
     worker = engine.ask(lambda worker: worker)

@@ -4,17 +4,16 @@ import random
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from reprise.core.errors import DiskUnusable
+from reprise.core.failpoints import ACTIONS, Failpoint
 from reprise.core.job import Purpose
 from reprise.core.outcome import Reason
 from reprise.core.prompt import Boundary, BoundaryKind
 from reprise.core.sizes import Bytes
 from reprise.disk import write_behind
-from reprise.disk.folders.model_directory import ModelDirectory
 from reprise.engine.running.runner import SHARES_FROM
 from reprise.lab.demo.tiny.build import build_model
 from reprise.loop import sequences
@@ -229,14 +228,12 @@ def test_the_status_tells_what_was_written_while_the_loop_sleeps(
     start: Restarts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     goes_on = threading.Event()
-    begin = ModelDirectory.begin
 
-    def held(*given: Any) -> int:
+    def hold(directory: object) -> None:
         assert goes_on.wait(PATIENCE_S)
-        return begin(*given)
 
     monkeypatch.setattr(write_behind, "SOON_S", 0.0)
-    monkeypatch.setattr(ModelDirectory, "begin", held)
+    monkeypatch.setitem(ACTIONS, Failpoint.DISK_BEGIN, hold)
     engine = start()
     engine.run(words(13, 200))
     while engine.ask(lambda worker: worker.has_work or worker.wakes_in_s is not None):

@@ -1,15 +1,14 @@
 """Long sequences lend to the cache and are parked: nothing is held twice, and nobody sees another's tokens."""
 
-import itertools
 from collections.abc import Iterator
 
 import pytest
 
 from reprise.core.events import Finished, Progress, Sampled
+from reprise.core.failpoints import ACTIONS, Failpoint
 from reprise.core.prompt import Boundary, BoundaryKind
-from reprise.engine.running.live_sequence import LiveSequence
 from tests.holding import active_memory, settled_memory
-from tests.loop.driving import DrivenEngine
+from tests.loop.driving import DrivenEngine, break_at
 from tests.loop.test_reuse import words
 from tests.matrix import now_and_later
 
@@ -21,26 +20,20 @@ def engine(request: pytest.FixtureRequest) -> Iterator[DrivenEngine]:
     engine.close()
 
 
-def adoptions(engine: DrivenEngine) -> list[int]:
+def adoptions() -> list[int]:
     """Where parked sequences were adopted from now on."""
     seen: list[int] = []
 
-    def watch(worker) -> None:
-        begin = worker.runner.begin_restore
+    def note(position: int, keeps_full: bool) -> None:
+        if keeps_full:
+            seen.append(position)
 
-        def noted(live, position: int, *, reserve: int, keeps_full: bool = False) -> None:
-            if keeps_full:
-                seen.append(position)
-            begin(live, position, reserve=reserve, keeps_full=keeps_full)
-
-        worker.runner.begin_restore = noted
-
-    engine.ask(watch)
+    ACTIONS[Failpoint.BEGIN_RESTORE] = note
     return seen
 
 
 def test_the_next_turn_goes_on_in_the_same_buffers(engine: DrivenEngine) -> None:
-    seen = adoptions(engine)
+    seen = adoptions()
     prompt = words(400, 600)
     for turn in range(4):
         answer = engine.run(prompt)
@@ -100,7 +93,7 @@ def test_evicting_recalls_what_was_lent(engine: DrivenEngine) -> None:
 def test_those_that_are_idle_longest_make_room(engine: DrivenEngine) -> None:
     prompts = [words(580 + i, 150) for i in range(6)]
     turns = [[*prompt, *engine.run(prompt, num=2).tokens, 1] for prompt in prompts]
-    seen = adoptions(engine)
+    seen = adoptions()
     # The oldest was closed, the newest goes on in its buffers.
     for turn, begun in ((turns[0], []), (turns[-1], [151])):
         engine.run(turn, num=1)
@@ -112,16 +105,7 @@ def test_a_failed_pass_keeps_what_was_lent_before(engine: DrivenEngine) -> None:
     answer = engine.run(prompt, num=20)
     longer = [*prompt, *answer.tokens, *words(461, 40)]
 
-    def break_once(worker) -> None:
-        prefill = worker.runner.prefill
-
-        def broken(lives, chunks):
-            worker.runner.prefill = prefill
-            raise RuntimeError("the pass is broken")
-
-        worker.runner.prefill = broken
-
-    engine.ask(break_once)
+    break_at(Failpoint.PREFILL)
     failed = engine.run(longer)
     assert isinstance(failed.end, Finished)
     assert failed.end.error is not None
@@ -162,40 +146,20 @@ def test_what_was_lent_and_lost_empties_the_cache_and_no_more(engine: DrivenEngi
     longer = [*prompt, *answer.tokens, *words(481, 40)]
 
     def break_once(worker) -> None:
-        prefill, discard = worker.runner.prefill, worker.sequences.discard
-
-        def broken(lives, chunks):
-            worker.runner.prefill = prefill
-            raise RuntimeError("the pass is broken")
+        discard = worker.sequences.discard
 
         def lost(*where: object, **names: object) -> None:
             worker.sequences.discard = discard
             raise RuntimeError("the buffers are gone")
 
-        worker.runner.prefill, worker.sequences.discard = broken, lost
+        worker.sequences.discard = lost
+        break_at(Failpoint.PREFILL)
 
     engine.ask(break_once)
     assert engine.run(longer).end.error is not None
     assert engine.loop.status().held.kv_nbytes == 0
     assert engine.run(longer).tokens == engine.cold(longer)
     assert engine.num_leases() == 0
-
-
-def _breaks_at(engine: DrivenEngine, number: int) -> None:
-    """Let the pass of this number, from now on, raise."""
-
-    def arm(worker) -> None:
-        prefill, seen = worker.runner.prefill, itertools.count(1)
-
-        def broken(lives, chunks):
-            if next(seen) < number:
-                return prefill(lives, chunks)
-            worker.runner.prefill = prefill
-            raise RuntimeError("the pass is broken")
-
-        worker.runner.prefill = broken
-
-    engine.ask(arm)
 
 
 def _lenders(worker) -> set[object]:
@@ -210,7 +174,7 @@ def test_a_failed_pass_leaves_no_loans_of_its_own_checkpoints() -> None:
     engine = DrivenEngine("qwen3_5", shares_from=64, prefill_chunk=64)
     try:
         prompt = words(490, 600)
-        _breaks_at(engine, 8)
+        break_at(Failpoint.PREFILL, after=7)
         assert engine.run(prompt, boundaries=_marks(prompt)).end.error is not None
         assert engine.ask(_lenders) == set()
         again = engine.run(prompt, boundaries=_marks(prompt))
@@ -278,16 +242,7 @@ def test_a_parked_sequence_that_cannot_be_adopted_stays_parked(engine: DrivenEng
     answer = engine.run(prompt, num=20)
     longer = [*prompt, *answer.tokens, *words(531, 10)]
 
-    def break_once(worker) -> None:
-        begin = worker.runner.begin_restore
-
-        def broken(live, position: int, *, reserve: int, keeps_full: bool = False) -> None:
-            worker.runner.begin_restore = begin
-            raise RuntimeError("the buffers cannot be used")
-
-        worker.runner.begin_restore = broken
-
-    engine.ask(break_once)
+    break_at(Failpoint.BEGIN_RESTORE)
     assert engine.run(longer).end.error is not None
     again = engine.run(longer)
     assert again.tokens == engine.cold(longer)
@@ -297,42 +252,29 @@ def test_a_parked_sequence_that_cannot_be_adopted_stays_parked(engine: DrivenEng
     assert engine.ask(_lenders) == set()
 
 
-def test_a_recall_that_breaks_off_empties_the_cache_and_no_more(
-    engine: DrivenEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_recall_that_breaks_off_empties_the_cache_and_no_more(engine: DrivenEngine) -> None:
     prompt = words(540, 300)
     answer = engine.run(prompt, num=20)
     longer = [*prompt, *answer.tokens, *words(541, 10)]
-
-    def raising(live: object, loans: object) -> None:
-        monkeypatch.undo()
-        raise MemoryError("no room for the copies")
-
-    monkeypatch.setattr(LiveSequence, "copy_out", raising)
+    break_at(Failpoint.COPY_OUT)
     engine.loop.clear()
     assert engine.run(longer).tokens == engine.cold(longer)
     assert engine.loop.status().held.kv_nbytes > 0
 
 
-def test_a_recall_that_breaks_off_fails_only_the_request_that_needed_the_room(
-    engine: DrivenEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_recall_that_breaks_off_fails_only_the_request_that_needed_the_room(engine: DrivenEngine) -> None:
     prompt = words(543, 300)
     engine.run(prompt, num=20)
     prompts = [[*prompt, *words(544 + i, 40)] for i in range(2)]
     cold = engine.cold(prompts[1])
-
-    def raising(live: object, loans: object) -> None:
-        raise RuntimeError("the buffers cannot be copied")
 
     def needs_room_once(worker) -> None:
         start = worker.sequences.start
 
         def first(*what: object, **reserve: int) -> None:
             worker.sequences.start = start
-            with monkeypatch.context() as patch:
-                patch.setattr(LiveSequence, "copy_out", raising)
-                worker.sequences.close_idle()
+            break_at(Failpoint.COPY_OUT)
+            worker.sequences.close_idle()
 
         worker.sequences.start = first
 

@@ -13,6 +13,7 @@ import pytest
 
 from reprise.core.errors import ContextTooLong, OutOfMemory
 from reprise.core.events import Event, Finished, FinishReason, Progress, Started
+from reprise.core.failpoints import Failpoint
 from reprise.core.job import Job, Purpose
 from reprise.core.prompt import Prompt
 from reprise.core.tokens import as_tokens
@@ -22,7 +23,7 @@ from reprise.loop.worker import Worker
 from reprise.plan.checkpoints import Plan
 from tests.api.leaving import asking
 from tests.holding import active_memory, settled_memory
-from tests.loop.driving import PATIENCE_S, DrivenEngine
+from tests.loop.driving import PATIENCE_S, DrivenEngine, break_at
 from tests.loop.test_reuse import words
 from tests.soak.house import house
 
@@ -117,30 +118,9 @@ def test_what_a_running_request_was_promised_is_not_free() -> None:
         engine.close()
 
 
-def fail_once(engine: DrivenEngine, name: str, *, after: int = 0) -> Callable[[], int]:
-    """Let a pass of the runner raise as MLX does when the memory is used up; gives how often it did."""
-    raised: list[str] = []
-    calls = itertools.count()
-
-    def plant(worker: Worker) -> None:
-        real = getattr(worker.runner, name)
-
-        def failing(*given: object, **named: object) -> object:
-            if next(calls) == after:
-                setattr(worker.runner, name, real)
-                raised.append(name)
-                raise RuntimeError("[malloc] Unable to allocate 68719476736 bytes.")
-            return real(*given, **named)
-
-        setattr(worker.runner, name, failing)
-
-    engine.ask(plant)
-    return lambda: len(raised)
-
-
-@pytest.mark.parametrize("phase", ["prefill", "decode"])
+@pytest.mark.parametrize("phase", [Failpoint.PREFILL, Failpoint.DECODE])
 def test_out_of_memory_ends_those_it_hits_and_nobody_else(
-    engine: DrivenEngine, phase: str, caplog: pytest.LogCaptureFixture
+    engine: DrivenEngine, phase: Failpoint, caplog: pytest.LogCaptureFixture
 ) -> None:
     # What is logged here is kept with its stack, and with all that the stack refers to.
     caplog.set_level(logging.CRITICAL, logger="reprise.loop")
@@ -148,9 +128,9 @@ def test_out_of_memory_ends_those_it_hits_and_nobody_else(
     cold = [engine.cold(prompt) for prompt in prompts]
     engine.loop.clear()
     before = engine.ask(lambda worker: active_memory())
-    times = fail_once(engine, phase, after=1 if phase == "prefill" else 3)
+    has_raised = break_at(phase, after=1 if phase is Failpoint.PREFILL else 3)
     answers = [each.wait() for each in engine.submit_all(prompts)]
-    assert times() == 1
+    assert has_raised()
     hit = [answer for answer in answers if answer.end.error is not None]
     assert hit
     assert all(isinstance(answer.end.error, OutOfMemory) for answer in hit)
@@ -186,7 +166,7 @@ def test_out_of_memory_in_a_pass_that_runs_ahead(engine: DrivenEngine, monkeypat
 def test_clients_hear_of_it_as_507_and_of_the_impossible_as_400() -> None:
     with house("llama", cache_bytes=1_000_000, settles=False) as server, httpx.Client(base_url=server.url) as client:
         ask = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 4, "temperature": 0}
-        fail_once(server.engine, "decode", after=2)
+        break_at(Failpoint.DECODE, after=2)
         failed = client.post("/v1/chat/completions", json=ask)
         assert failed.status_code == 507
         assert failed.json()["error"]["code"] == "out_of_memory"

@@ -10,6 +10,7 @@ import pytest
 import reprise.core.clock
 from reprise.cache.node import subtree
 from reprise.core.events import Event, Sampled
+from reprise.core.failpoints import ACTIONS, Failpoint
 from reprise.core.job import Purpose
 from reprise.core.pin import pin_id
 from reprise.core.prompt import Boundary, BoundaryKind
@@ -92,16 +93,10 @@ def clock(engine: DrivenEngine, monkeypatch: pytest.MonkeyPatch) -> _SteppedCloc
     clock = _SteppedClock()
     set_clock(monkeypatch, clock)
 
-    def slow_down(worker) -> None:
-        prefill = worker.runner.prefill
+    def slow_down(lives: Any) -> None:
+        clock.now_s += 1000 if lives[0].position == 0 else 0
 
-        def slow(lives: Any, chunks: Any) -> Any:
-            clock.now_s += 1000 if lives[0].position == 0 else 0
-            return prefill(lives, chunks)
-
-        worker.runner.prefill = slow
-
-    engine.ask(slow_down)
+    monkeypatch.setitem(ACTIONS, Failpoint.PREFILL, slow_down)
     return clock
 
 

@@ -9,13 +9,12 @@ import pytest
 from reprise.cache.lookup import Restore
 from reprise.core import allowance
 from reprise.core.errors import EngineFailed
+from reprise.core.failpoints import ACTIONS, Failpoint
 from reprise.core.kinds import KvKind
 from reprise.core.prompt import Boundary, BoundaryKind
 from reprise.core.tokens import Span
 from reprise.disk import read_ahead, tier
-from reprise.disk.folders.model_directory import ModelDirectory
 from reprise.disk.read_ahead import ReadAhead
-from reprise.disk.records.record import DiskRecord
 from reprise.disk.tier import DiskTier
 from reprise.engine.running import records
 from reprise.engine.running.records import RestoringSequence
@@ -38,16 +37,14 @@ class HeldDisk:
         self.goes_on, self.is_held = threading.Event(), threading.Event()
         self.num_given = 0
         """How many records it still gives before that."""
-        read = ModelDirectory.read
 
-        def held(directory: ModelDirectory, key: bytes) -> DiskRecord:
+        def held(directory: object, key: bytes) -> None:
             self.num_given -= 1
             if self.num_given < 0:
                 self.is_held.set()
                 assert self.goes_on.wait(_GRACE_S)
-            return read(directory, key)
 
-        monkeypatch.setattr(ModelDirectory, "read", held)
+        monkeypatch.setitem(ACTIONS, Failpoint.DISK_READ, held)
         # However long a test takes, this disk does not count as one that hangs.
         monkeypatch.setattr(read_ahead, "STALLED_S", 10 * _GRACE_S)
 
@@ -358,7 +355,7 @@ def test_a_full_disk_does_not_hold_up_the_end(start: Restarts, monkeypatch: pyte
             assert len(refused) < 100, "it waits for a disk that takes nothing"
         return is_written
 
-    monkeypatch.setattr(ModelDirectory, "begin", full)
+    monkeypatch.setitem(ACTIONS, Failpoint.DISK_BEGIN, full)
     monkeypatch.setattr(DiskTier, "write", writing)
     # Else a test could not tell.
     monkeypatch.setattr(tier, "LAST_WRITES_S", 10 * _GRACE_S)

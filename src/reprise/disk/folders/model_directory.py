@@ -20,6 +20,7 @@ from pathlib import Path
 from filelock import Timeout
 
 from reprise.core.errors import DiskUnusable
+from reprise.core.failpoints import Failpoint, reach
 from reprise.disk.folders.lease import (
     PRIVATE_FILE,
     PRIVATE_FOLDER,
@@ -257,6 +258,7 @@ class ModelDirectory(NamedRecords):
 
     def read(self, key: bytes) -> DiskRecord:
         """The record of this key, verified. Also raises Unverified and OtherVersion."""
+        reach(Failpoint.DISK_READ, self, key)
         with self.path_of(key).open("rb") as file:
             record = read_record(file, os.fstat(file.fileno()).st_size)
         if record.key != key:
@@ -270,6 +272,7 @@ class ModelDirectory(NamedRecords):
 
     def begin(self, key: bytes, nbytes: int) -> int:
         """Create the record's temporary file at its final size, which reserves its space; returns the descriptor."""
+        reach(Failpoint.DISK_BEGIN, self)
         path = self.temporary_of(self.path_of(key))
         make_private(path.parent)
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, PRIVATE_FILE)
@@ -284,10 +287,12 @@ class ModelDirectory(NamedRecords):
     def fill(self, begun: int, encoded: EncodedFile) -> None:
         """Write the content, flush it to disk (fsync) and close the descriptor."""
         with os.fdopen(begun, "wb") as file:
+            reach(Failpoint.DISK_FILL, self)
             for chunk in encoded.chunks:
                 file.write(chunk)
             file.flush()
             os.fsync(file.fileno())
+        reach(Failpoint.DISK_FILLED, self)
 
     def write_note(self, path: Path, content: bytes) -> None:
         """Replace the note atomically."""
@@ -317,6 +322,7 @@ class ModelDirectory(NamedRecords):
 
     def remove(self, path: Path) -> None:
         """Remove the file if it exists."""
+        reach(Failpoint.DISK_REMOVE, self, path)
         path.unlink(missing_ok=True)
 
     def remove_all(self, paths: Collection[Path]) -> None:

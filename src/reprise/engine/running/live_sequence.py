@@ -14,6 +14,7 @@ from weakref import WeakSet
 import mlx.core as mx
 
 from reprise.cache.payload import SegmentPayload, SharedPayload
+from reprise.core.failpoints import Failpoint, reach
 from reprise.core.images import PromptImage
 from reprise.core.kinds import Full, KvKind
 from reprise.core.tokens import Span
@@ -167,6 +168,7 @@ class LiveSequence:
 
         Plane by plane, freeing each buffer before copying the next, so that the entries are never held twice.
         """
+        reach(Failpoint.COPY_OUT, self)
         copies: list[list[mx.array]] = [[] for _ in segments]
         for kind in {segment.kind for segment in segments}:
             for index in range(self.num_planes(kind)):

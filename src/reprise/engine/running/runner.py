@@ -14,6 +14,7 @@ from mlx import nn
 from reprise.cache.lookup import Restore
 from reprise.cache.payload import Payload, SegmentPayload, Source
 from reprise.core.events import FinishReason, Sampled
+from reprise.core.failpoints import Failpoint, reach
 from reprise.core.images import ImageFile, PromptImage
 from reprise.core.job import Job
 from reprise.core.kinds import Footprint, Full, KvKind
@@ -158,6 +159,7 @@ class Runner:
 
         `keeps_full`: it was at a later position and has the full-attention entries; past `position` none are shared.
         """
+        reach(Failpoint.BEGIN_RESTORE, position, keeps_full)
         live.rows.reserve(reserve)
         restoration = Restoration(live.rows, position, keeps_full=keeps_full)
         live.restoration = None if restoration.is_over else restoration
@@ -256,6 +258,7 @@ class Runner:
 
     def prefill(self, lives: Sequence[LiveSequence], chunks: Sequence[Tokens]) -> tuple[()]:
         """Feed each sequence its chunk, all of the same length; returns, without tokens, when it is computed."""
+        reach(Failpoint.PREFILL, lives)
         rows = self._gather(lives)
         order = {id(live): chunk for live, chunk in zip(lives, chunks, strict=True)}
         tokens = np.stack([order[id(owner)] for owner in rows.owners])
@@ -310,6 +313,7 @@ class Runner:
         more. If a pass was run ahead, its token is taken instead.
         `may_run_ahead`: whether the next pass may be started.
         """
+        reach(Failpoint.DECODE, lives)
         if len(lives) == 1 and lives[0].rows.ahead is None and draft:
             return [self.verify(lives[0], draft)]
         if len(lives) > 1:
