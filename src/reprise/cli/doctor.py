@@ -48,6 +48,18 @@ class DoctorFinding:
     mend: str = ""
 
 
+def _fine(subject: str, text: str) -> DoctorFinding:
+    return DoctorFinding(subject=subject, verdict=Severity.FINE, text=text)
+
+
+def _odd(subject: str, text: str, mend: str = "") -> DoctorFinding:
+    return DoctorFinding(subject=subject, verdict=Severity.ODD, text=text, mend=mend)
+
+
+def _wrong(subject: str, text: str, mend: str = "") -> DoctorFinding:
+    return DoctorFinding(subject=subject, verdict=Severity.WRONG, text=text, mend=mend)
+
+
 @with_options(["model", "host", "port", "memory", "disk_directory", "disk_bytes", "draft_model", "drafts", "mtp"])
 def doctor(configuration: Configuration) -> None:
     """Show what is missing on this machine and how to fix it.
@@ -99,22 +111,22 @@ def _head(model: str | None, *, mtp: str) -> Iterator[DoctorFinding]:
     except ImportError:
         return  # Which is a finding of its own.
     except (LoadFailed, RuntimeError, OSError) as error:
-        yield DoctorFinding(subject="head (MTP)", verdict=Severity.WRONG, text=str(error), mend="Or use --mtp off.")
+        yield _wrong("head (MTP)", str(error), "Or use --mtp off.")
         return
     if found is not None and found.is_there:
         text = f"in {found.place}, {nbytes_text(found.nbytes)}"
-        yield DoctorFinding(subject="head (MTP)", verdict=Severity.FINE, text=text)
+        yield _fine("head (MTP)", text)
     elif found is not None:
         mend = "A conversion that keeps it, or a drafter folder with --mtp DIR, makes answers faster."
-        yield DoctorFinding(subject="head (MTP)", verdict=Severity.ODD, text=f"none: {found.reason}", mend=mend)
+        yield _odd("head (MTP)", f"none: {found.reason}", mend)
 
 
 def _python() -> DoctorFinding:
     text = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
     if (3, 11) <= sys.version_info[:2] < (3, 14):
-        return DoctorFinding(subject="Python", verdict=Severity.FINE, text=text)
+        return _fine("Python", text)
     mend = "Install with Python 3.11, 3.12 or 3.13, for example: uv tool install --python 3.13 ."
-    return DoctorFinding(subject="Python", verdict=Severity.WRONG, text=text, mend=mend)
+    return _wrong("Python", text, mend)
 
 
 def _mlx_lm() -> DoctorFinding:
@@ -126,35 +138,30 @@ def _mlx_lm() -> DoctorFinding:
     try:
         version = metadata.version("mlx-lm")
     except metadata.PackageNotFoundError:
-        return DoctorFinding(subject="mlx-lm", verdict=Severity.WRONG, text="not installed", mend=mend_line())
+        return _wrong("mlx-lm", "not installed", mend_line())
     from packaging.requirements import Requirement  # noqa: PLC0415 (only this command needs it)
 
     if Requirement(wanted).specifier.contains(version, prereleases=True):
-        return DoctorFinding(subject="mlx-lm", verdict=Severity.FINE, text=version)
-    return DoctorFinding(
-        subject="mlx-lm",
-        verdict=Severity.WRONG,
-        text=f"{version}, but {wanted.strip()} is required",
-        mend=mend_line(),
-    )
+        return _fine("mlx-lm", version)
+    return _wrong("mlx-lm", f"{version}, but {wanted.strip()} is required", mend_line())
 
 
 def _mlx() -> DoctorFinding:
     """Whether MLX computes, and on what."""
     if fault := mlx_fault():
         text, _, line = fault.partition(". Install it with: ")
-        return DoctorFinding(subject="MLX", verdict=Severity.WRONG, text=text, mend=line)
+        return _wrong("MLX", text, line)
     try:
         from reprise.engine.memory import computing_device  # noqa: PLC0415 (imports MLX)
 
         device = computing_device()
     except RuntimeError as error:
-        return DoctorFinding(subject="MLX", verdict=Severity.WRONG, text=f"fails to compute: {error}", mend=mend_line())
+        return _wrong("MLX", f"fails to compute: {error}", mend_line())
     version = metadata.version("mlx")
     if device == "cpu":
         mend = f"With an NVIDIA GPU: {install_line('cuda', this_installation())}" if sys.platform == "linux" else ""
-        return DoctorFinding(subject="MLX", verdict=Severity.ODD, text=f"{version}, on the CPU", mend=mend)
-    return DoctorFinding(subject="MLX", verdict=Severity.FINE, text=f"{version}, on the {device}")
+        return _odd("MLX", f"{version}, on the CPU", mend)
+    return _fine("MLX", f"{version}, on the {device}")
 
 
 def _paging_hint(weights_nbytes: int) -> str:
@@ -174,39 +181,38 @@ def _memory(bound: Amount | None, models: Sequence[str]) -> DoctorFinding:
     weights = sum(weights_nbytes(Path(model).expanduser()) for model in models)
     most = memory.total if bound is None else bound.of(memory.total)
     if weights > most:
-        return DoctorFinding(
-            subject="memory",
-            verdict=Severity.WRONG,
-            text=f"{text}; the weights alone take {nbytes_text(weights)}, but only {nbytes_text(most)} may be used",
-            mend="Use a smaller or more heavily quantized model, or raise --memory.",
+        return _wrong(
+            "memory",
+            f"{text}; the weights alone take {nbytes_text(weights)}, but only {nbytes_text(most)} may be used",
+            "Use a smaller or more heavily quantized model, or raise --memory.",
         )
     if hint := _paging_hint(weights):
-        return DoctorFinding(subject="memory", verdict=Severity.ODD, text=text, mend=hint)
+        return _odd("memory", text, hint)
     if weights > memory.available:
         mend = "Close other programs: a server started now would be swapped out."
-        return DoctorFinding(subject="memory", verdict=Severity.ODD, text=text, mend=mend)
-    return DoctorFinding(subject="memory", verdict=Severity.FINE, text=text)
+        return _odd("memory", text, mend)
+    return _fine("memory", text)
 
 
 def _descriptors() -> DoctorFinding:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     if most != resource.RLIM_INFINITY and most < LEAST_DESCRIPTORS:
         mend = f"ulimit -Hn {LEAST_DESCRIPTORS}, or LimitNOFILE= of a systemd unit"
-        return DoctorFinding(subject="open files", verdict=Severity.WRONG, text=f"{most} at most", mend=mend)
-    return DoctorFinding(subject="open files", verdict=Severity.FINE, text="enough")
+        return _wrong("open files", f"{most} at most", mend)
+    return _fine("open files", "enough")
 
 
 def _port(host: str, port: int) -> DoctorFinding:
     subject = f"port {port}"
     if is_reprise_at(f"http://{host}:{port}"):
-        return DoctorFinding(subject=subject, verdict=Severity.ODD, text="a Reprise server is already running there")
+        return _odd(subject, "a Reprise server is already running there")
     try:
         with socket.create_server((host, port)):
-            return DoctorFinding(subject=subject, verdict=Severity.FINE, text="free")
+            return _fine(subject, "free")
     except OSError as error:
         mend = "Stop the program that uses it, or choose another port with --port."
         text = f"cannot listen: {error.strerror or error}"
-        return DoctorFinding(subject=subject, verdict=Severity.WRONG, text=text, mend=mend)
+        return _wrong(subject, text, mend)
 
 
 def _disk(directory: str | None, nbytes: Amount) -> DoctorFinding:
@@ -215,12 +221,12 @@ def _disk(directory: str | None, nbytes: Amount) -> DoctorFinding:
         reason = why_unusable(place)
         if reason is None:
             text = f"{place}, at most {nbytes_text(default_nbytes(place))}"
-            return DoctorFinding(subject="disk cache", verdict=Severity.FINE, text=text)
+            return _fine("disk cache", text)
         mend = f"Prefixes are kept in memory alone, since {reason}. Choose a place: --disk-cache DIRECTORY."
-        return DoctorFinding(subject="disk cache", verdict=Severity.ODD, text="not used", mend=mend)
+        return _odd("disk cache", "not used", mend)
     if directory == OFF:
         mend = "With --disk-cache DIRECTORY, prefixes survive a restart."
-        return DoctorFinding(subject="disk cache", verdict=Severity.ODD, text="not used", mend=mend)
+        return _odd("disk cache", "not used", mend)
     if is_url(directory):
         return _bucket(directory)
     place = Path(directory).expanduser()
@@ -229,19 +235,16 @@ def _disk(directory: str | None, nbytes: Amount) -> DoctorFinding:
         with tempfile.TemporaryFile(dir=existing):
             room = os.statvfs(existing).f_bavail * os.statvfs(existing).f_frsize
     except OSError as error:
-        return DoctorFinding(
-            subject="disk cache",
-            verdict=Severity.WRONG,
-            text=f"{existing} is not writable: {error.strerror}",
-            mend="chown or chmod it, or choose another directory: mkdir -p ~/.cache/reprise",
+        return _wrong(
+            "disk cache",
+            f"{existing} is not writable: {error.strerror}",
+            "chown or chmod it, or choose another directory: mkdir -p ~/.cache/reprise",
         )
     total = os.statvfs(existing).f_blocks * os.statvfs(existing).f_frsize
     if room < nbytes.of(total):
         text = f"{place}: {nbytes_text(room)} free, but --disk-bytes allows {nbytes_text(nbytes.of(total))}"
-        return DoctorFinding(
-            subject="disk cache", verdict=Severity.ODD, text=text, mend="Free some space, or lower --disk-bytes."
-        )
-    return DoctorFinding(subject="disk cache", verdict=Severity.FINE, text=f"{place}, {nbytes_text(room)} free")
+        return _odd("disk cache", text, "Free some space, or lower --disk-bytes.")
+    return _fine("disk cache", f"{place}, {nbytes_text(room)} free")
 
 
 def _bucket(url: str) -> DoctorFinding:
@@ -249,18 +252,17 @@ def _bucket(url: str) -> DoctorFinding:
     try:
         bucket = open_bucket(url)
     except DiskUnusable as error:
-        return DoctorFinding(subject="disk cache", verdict=Severity.WRONG, text=url, mend=str(error))
+        return _wrong("disk cache", url, str(error))
     try:
         name = f"doctor/{uuid.uuid4().hex}"
         bucket.put(name, b"reprise")
         is_same = bytes(bucket.get(name, 7)) == b"reprise"
         bucket.delete([name])
     except OSError as error:
-        return DoctorFinding(
-            subject="disk cache",
-            verdict=Severity.WRONG,
-            text=f"{bucket.url}: {error.strerror}",
-            mend="Set the credentials, region and endpoint in the environment: docs/cluster.md.",
+        return _wrong(
+            "disk cache",
+            f"{bucket.url}: {error.strerror}",
+            "Set the credentials, region and endpoint in the environment: docs/cluster.md.",
         )
     verdict, text = (Severity.FINE, "can be written and read") if is_same else (Severity.WRONG, "returns other bytes")
     return DoctorFinding(subject="disk cache", verdict=verdict, text=f"{bucket.url}: {text}")
@@ -278,31 +280,25 @@ def _hub_model(model: str, subject: str) -> DoctorFinding:
         from reprise.engine.models.hub import local_directory  # noqa: PLC0415 (imports MLX)
     except ImportError:
         text = f"{model} was not looked for: that needs MLX"
-        return DoctorFinding(subject=subject, verdict=Severity.ODD, text=text)
+        return _odd(subject, text)
     if local_directory(model) is not None:
-        return DoctorFinding(subject=subject, verdict=Severity.FINE, text=f"{model}, in the hub's cache")
-    return DoctorFinding(
-        subject=subject,
-        verdict=Severity.ODD,
-        text=f"{model} is neither an alias nor a local directory nor a complete model in the hub's cache",
-        mend=f"`reprise pull {model}` downloads it if it is a hub id; so does `reprise serve`.",
+        return _fine(subject, f"{model}, in the hub's cache")
+    return _odd(
+        subject,
+        f"{model} is neither an alias nor a local directory nor a complete model in the hub's cache",
+        f"`reprise pull {model}` downloads it if it is a hub id; so does `reprise serve`.",
     )
 
 
 def _model(model: str | None, *, subject: str = "model") -> DoctorFinding:
     if model is None:
-        return DoctorFinding(
-            subject=subject,
-            verdict=Severity.ODD,
-            text="none named",
-            mend=f"`reprise doctor MODEL` checks one.{_suggested()}",
-        )
+        return _odd(subject, "none named", f"`reprise doctor MODEL` checks one.{_suggested()}")
     path = Path(model).expanduser()
     if not path.exists():
         is_path = model.startswith((".", "/", "~"))
         if is_path:
             mend = "Give the path of a model directory, or a hub id."
-            return DoctorFinding(subject=subject, verdict=Severity.WRONG, text=f"{model} does not exist", mend=mend)
+            return _wrong(subject, f"{model} does not exist", mend)
         return _hub_model(model, subject)
     missing: list[str] = [name for name in ("config.json", "tokenizer_config.json") if not (path / name).is_file()]
     if weights_nbytes(path) == 0:
@@ -310,8 +306,8 @@ def _model(model: str | None, *, subject: str = "model") -> DoctorFinding:
     if missing:
         text = f"{model} is missing {', '.join(missing)}"
         mend = "Is the download complete? The hub has models for MLX; mlx_lm.convert converts others."
-        return DoctorFinding(subject=subject, verdict=Severity.WRONG, text=text, mend=mend)
-    return DoctorFinding(subject=subject, verdict=Severity.FINE, text=f"{model}, {nbytes_text(weights_nbytes(path))}")
+        return _wrong(subject, text, mend)
+    return _fine(subject, f"{model}, {nbytes_text(weights_nbytes(path))}")
 
 
 def _room(model: str) -> DoctorFinding | None:
