@@ -11,6 +11,8 @@ class RepriseError(Exception):
     status = 500
     """The HTTP status."""
     code = "internal_error"
+    retry_after_s: int | None = None
+    """When to try again, an estimate in seconds, if that helps."""
     has_record = False
     """Whether the request it ended had started, so that the record of the request has the error."""
     is_explained = False
@@ -83,7 +85,7 @@ class NotAllowed(RepriseError):
 
 
 class QueueFull(RepriseError):
-    """Too many requests are waiting. `retry_after_s` is an estimate in seconds."""
+    """Too many requests are waiting."""
 
     status = 429
     code = "queue_full"
@@ -98,6 +100,7 @@ class ShuttingDown(RepriseError):
 
     status = 503
     code = "shutting_down"
+    retry_after_s = 5
 
 
 class RequestCancelled(RepriseError):

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, cast
 
 from fastapi import FastAPI, Request
@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from reprise.api.http.body import invalid_body
 from reprise.api.http.encoding import JsonResponse
-from reprise.core.errors import BadRequest, QueueFull, RepriseError, ShuttingDown
+from reprise.core.errors import BadRequest, RepriseError
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +35,7 @@ class ServerBusy(RepriseError):
 
     status = 503
     code = "server_busy"
+    retry_after_s = 1
 
 
 class BodyTooLarge(RepriseError):
@@ -62,31 +63,25 @@ Shape = Callable[[Problem], dict[str, Any]]
 
 
 def problem_of(error: Exception) -> Problem:
-    """The problem that an exception stands for. What is not ours is an internal error without details."""
-    problem = _problem_of(error)
-    return replace(problem, has_record=True) if isinstance(error, RepriseError) and error.has_record else problem
-
-
-def _problem_of(error: Exception) -> Problem:
+    """The problem that an exception stands for. Unexpected exceptions are internal errors without details."""
     match error:
-        case QueueFull():
-            return Problem(status=error.status, code=error.code, message=str(error), retry_after_s=error.retry_after_s)
-        case ServerBusy():
-            return Problem(status=error.status, code=error.code, message=str(error), retry_after_s=1)
-        case ShuttingDown():
-            return Problem(status=error.status, code=error.code, message=str(error), retry_after_s=5)
-        case BadRequest():
-            return Problem(
-                status=error.status, code=error.code, message=str(error), param=error.param, details=error.details
-            )
         case RepriseError():
-            return Problem(status=error.status, code=error.code, message=str(error))
+            is_bad = isinstance(error, BadRequest)
+            return Problem(
+                status=error.status,
+                code=error.code,
+                message=str(error),
+                param=error.param if is_bad else None,
+                retry_after_s=error.retry_after_s,
+                details=error.details if is_bad else None,
+                has_record=error.has_record,
+            )
         case RequestValidationError():
             return _invalid_body(error)
         case ValidationError():
             # What one body takes may be written as another API's, which does not.
             found = [{**each, "loc": ("", *each["loc"])} for each in error.errors(include_url=False)]
-            return _problem_of(invalid_body(None, found))
+            return problem_of(invalid_body(None, found))
         case HTTPException():
             return _http_problem(error)
         case _:
@@ -112,7 +107,7 @@ def _invalid_body(error: RequestValidationError) -> Problem:
         return Problem(
             status=400, code="not_json", message="Send JSON with the header `Content-Type: application/json`."
         )
-    return _problem_of(invalid_body(error.body, found))
+    return problem_of(invalid_body(error.body, found))
 
 
 _OPENAI_TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
