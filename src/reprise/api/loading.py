@@ -76,7 +76,7 @@ class LoadingClock:
 
 
 class LoadingApp:
-    """The application of a server whose model is still loaded: `load` does that on a thread of its own. Until it has,
+    """The application of a server whose model is still loaded: `load` does that on a separate thread. Until it has,
     every request gets a 503, or waits with `holds`; from then on the API answers, on the same connections.
 
     `on_loaded` and `on_failed` are called on the event loop; `failure` is then what `load` raised.

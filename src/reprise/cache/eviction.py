@@ -158,7 +158,7 @@ class EvictionOrder:
     def _push(self, score: float, checkpoint: Checkpoint) -> None:
         heapq.heappush(self._heap, (score, self._placed[checkpoint], checkpoint))
 
-    # What the policy is told.
+    # What the policy gets.
 
     def candidate(self, checkpoint: Checkpoint) -> EvictionCandidate:
         """What is known about a checkpoint in the tree. O(depth) at worst."""

@@ -139,13 +139,13 @@ def evicted_to(match: Match, position: int) -> int | None:
 
 
 def was_cancelled(match: Match) -> bool:
-    """Whether a request that goes on as this prompt does was cancelled where the match ends."""
+    """Whether a request with the same continuation was cancelled where the match ends."""
     path = _ghost_path(match)
     return path is not None and path.is_cancelled
 
 
 def _ghost_path(match: Match) -> GhostPath | None:
-    """The path that this prompt goes on along and that is not stored, as far as it is remembered."""
+    """The remembered, no longer stored path that this prompt continues along."""
     ghosts = match.walk.last.ghosts
     if ghosts is None:
         return None

@@ -16,7 +16,7 @@ _SHARED = frozenset({BoundaryKind.SYSTEM, BoundaryKind.EXPLICIT})
 """Kinds of checkpoints that several chats may share."""
 
 _ENOUGH = 256
-"""Until so many prompts have come, every chat is expected to go on."""
+"""Until this many prompts were seen, every chat is expected to continue."""
 
 _TURNS = (1, 2, 4, 8)
 _PAUSES = (16, 64, 256, 1024)
@@ -190,7 +190,7 @@ class ExpectedSaving:
     def admits(self, new: EvictionCandidate, than: EvictionCandidate, *, is_exact: bool) -> bool:
         """A new item saves at least as much per byte, and also in total where more would be lost than it needs.
 
-        So a short turn does not displace a long chat, whose snapshot goes with all that was to be reused from there.
+        So a short turn does not displace a long chat, whose snapshot is all that makes the path to it reusable.
         """
         score, other = self.score(new), self.score(than)
         return score >= other and (is_exact or other <= 0 or score * new.nbytes >= other * than.nbytes)

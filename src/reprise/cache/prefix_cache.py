@@ -46,7 +46,7 @@ from reprise.core.tokens import Span, Tokens, join_tokens
 from reprise.memory import Account, Memory
 
 _LEAST_CHANCE = 0.1
-"""A chat that goes on more rarely than this is not expected to."""
+"""A chat that continues more rarely than this is not expected to continue."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,7 +149,7 @@ class PrefixCache:
         return evicted_to(match, position)
 
     def was_cancelled(self, match: Match) -> bool:
-        """Whether a request that goes on as this prompt does was cancelled where the match ends."""
+        """Whether a request with the same continuation was cancelled where the match ends."""
         return was_cancelled(match)
 
     def row_at(self, match: Match) -> Payload | None:
@@ -355,7 +355,7 @@ class PrefixCache:
         """Make room for `nbytes` by evicting what scores lower than `new` (None: anything); False if impossible.
 
         If it cannot succeed, it evicts nothing, unless a beginning can be stored: then it makes room for that. What is
-        `replaced` goes last, and only if that is enough.
+        `replaced` is evicted last, and only if that is enough.
         """
         available = self.memory.available
         if available is None or available >= nbytes:

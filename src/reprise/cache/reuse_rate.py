@@ -56,7 +56,7 @@ _NEAR = (0.25, 0.5, 0.25)
 """Smoothing kernel over neighbouring age steps: the rate changes slowly with age, while few observations make peaks."""
 
 _REFRESH = 64
-"""The table is recomputed every so many prompts."""
+"""The number of prompts after which the table is recomputed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

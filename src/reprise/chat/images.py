@@ -36,7 +36,7 @@ class SeenImage:
     expansion: ImageExpansion
 
     def __repr__(self) -> str:
-        """The same for the same image: chats are told apart by the text of their messages, too."""
+        """The same for the same image: the text of messages distinguishes chats, too."""
         return f"SeenImage({self.image.digest.hex()})"
 
     @cached_property

@@ -129,7 +129,7 @@ def joined_lines(runs: Sequence[str | Mapping[str, Any]], joiner: str) -> str | 
 
 
 def content_up_to(content: Any, *, num_chars: int, num_images: int) -> list[str | Mapping[str, Any]]:
-    """The runs of content before the place behind so many characters and parts that are no text."""
+    """The runs of content before the place after `num_chars` characters and `num_images` other parts."""
     begun: list[str | Mapping[str, Any]] = []
     for run in text_runs(content):
         if isinstance(run, str):

@@ -109,7 +109,7 @@ def _head(model: str | None, *, mtp: str) -> Iterator[DoctorFinding]:
 
         found = look_for_head(read_config(path, model), path, mtp=mtp)
     except ImportError:
-        return  # Which is a finding of its own.
+        return  # A separate finding.
     except (LoadFailed, RuntimeError, OSError) as error:
         yield _wrong("head (MTP)", str(error), "Or use --mtp off.")
         return
@@ -319,7 +319,7 @@ def _room(model: str) -> DoctorFinding | None:
         from reprise.engine.models.load import model_directory  # noqa: PLC0415
         from reprise.engine.running.outline import outline_of  # noqa: PLC0415
     except ImportError:
-        return None  # Which is a finding of its own.
+        return None  # A separate finding.
 
     def fit(kv_bits: int | None) -> FittingChats:
         outline = outline_of(directory, model, kv_bits=kv_bits)

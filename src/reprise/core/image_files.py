@@ -1,6 +1,6 @@
 """Image files from clients: their headers, which are read when they come, and their pixels, which are decoded later.
 
-Pillow reads both. It is imported here, and only when an image comes: it belongs to the extra for models that see.
+Pillow reads both. It is imported here, and only for a request with images: it belongs to the extra for models that see.
 Nothing is decoded before the size that the header declares is known to be allowed, and a decoder stops at that size.
 """
 

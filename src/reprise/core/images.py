@@ -131,7 +131,7 @@ def grid_positions(start: int, stop: int, images: Sequence[PromptImage]) -> npt.
     """The positions of the indices ``[start, stop)`` of a prompt and its answer in three axes, shape ``(3, n)``.
 
     Text has one number in all three. An image of r x c placeholders that begins at p has ``p``, ``p + row`` and
-    ``p + column``, and what is behind it goes on at ``p + max(r, c)``. A function of the images alone: nothing is
+    ``p + column``, and what is behind it continues at ``p + max(r, c)``. A function of the images alone: nothing is
     remembered with a position. O(images + n).
     """
     found = np.empty((3, stop - start), dtype=np.int32)

@@ -59,7 +59,7 @@ class Prompt:
         return len(self.tokens)
 
     def up_to(self, position: int, boundaries: Iterable[Boundary] | None = None) -> "Prompt":
-        """Its first `position` tokens as a prompt of its own, or fewer where that would cut an image.
+        """Its first `position` tokens as a separate prompt, or fewer where that would cut an image.
 
         With its own boundaries up to there, or these.
         """

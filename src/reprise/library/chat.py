@@ -183,7 +183,7 @@ class Chat:
     def prefill(self, text: Content = "") -> Future[Any]:
         """Start to compute the history and `text`, the beginning of a message that the user is still typing.
 
-        Returns at once. What is computed does not change however the message goes on, so a turn that comes first waits
+        Returns at once. What is computed does not depend on how the message continues; a turn sent meanwhile waits
         for no more than it would compute itself. Cancelling the future stops it; what was done stays in the cache.
         """
         history = [*self._messages, _said(text)]

@@ -62,7 +62,7 @@ class ReplyStream:
 
 
 class Replies:
-    """Runs a `ChatService` on a thread of its own until `close`. Safe to use from several threads."""
+    """Runs a `ChatService` on a separate thread until `close`. Safe to use from several threads."""
 
     def __init__(self, service: ChatService) -> None:
         self.service = service

@@ -38,7 +38,7 @@ class Sizes:
 
 @dataclass(frozen=True, slots=True)
 class Entries:
-    """Entries of so many tokens."""
+    """`num` entries of `each` bytes."""
 
     num: int
     each: int
@@ -59,7 +59,7 @@ class Entries:
 
 @dataclass(frozen=True, slots=True)
 class SizedSnapshot:
-    """A snapshot of so many bytes."""
+    """A snapshot of `nbytes` bytes."""
 
     nbytes: int
 

@@ -34,7 +34,7 @@ def prompt_of(body: CountBody, *, served: Served, limits: Limits, namespace: str
     notes = unknown_fields(body, ignored=IGNORED, refused=REFUSED)
     refuse_foreign(body)
     if body.thread is not None:
-        # The SDK's tool runner reads these details, and goes on with the whole history.
+        # The SDK's tool runner reads these details, and continues with the whole history.
         raise BadRequest(
             "`thread` is not supported: this server keeps no threads. Send the whole conversation in `messages`.",
             param="thread",
@@ -64,7 +64,7 @@ def prompt_of(body: CountBody, *, served: Served, limits: Limits, namespace: str
             messages=transcript.messages,
             tools=tools,
             template_options=_template_options(body),
-            # The model goes on with an assistant message that comes last; one with calls waits for their results.
+            # The model continues an assistant message at the end; one with calls waits for their results.
             continue_final=last["role"] == "assistant" and "tool_calls" not in last,
             breakpoints=transcript.breakpoints,
             cuts=transcript.cuts,

@@ -82,7 +82,7 @@ class Transcript:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Mark:
-    """After so many characters and images of the message before number `num_messages`."""
+    """The place after that many characters and images of the message before number `num_messages`."""
 
     num_messages: int
     num_chars: int

@@ -21,7 +21,7 @@ class Stage(StrEnum):
     READ = "read"
     """Its body is parsed. One thread: a parser holds the interpreter, so two would only take turns."""
     SEE = "see"
-    """Its images are fetched and decoded: so many at once, however many requests bring some."""
+    """Its images are fetched and decoded, a limited number at once for all requests together."""
     BEGIN = "begin"
     """Its prompt is rendered and tokenized."""
     END = "end"

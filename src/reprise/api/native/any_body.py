@@ -1,4 +1,4 @@
-"""Request bodies of whatever API, told apart by what only one of them has; sent here, or in a file."""
+"""Request bodies of any API, distinguished by fields that only one of them has; sent here, or in a file."""
 
 import json
 import time
@@ -37,7 +37,7 @@ def prompt_in(
 ) -> ChatRequest | RawPrompt:
     """The prompt that a body asks to be answered, of all prompts of a completions body the first.
 
-    `earlier`: the items of the response that a body of `/v1/responses` goes on from. Raises BadRequest, and pydantic's
+    `earlier`: the items of the response that a body of `/v1/responses` continues. Raises BadRequest, and pydantic's
     ValidationError.
     """
 

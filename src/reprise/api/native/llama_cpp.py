@@ -52,7 +52,7 @@ async def props(context: InContext) -> dict[str, Any]:
 async def slots(context: InContext) -> list[dict[str, Any]]:
     """A slot for each sequence that may be decoded together, and which of them are in use.
 
-    A chat has no slot of its own: whichever it gets, what it shares with earlier requests is reused.
+    A chat does not own a slot: whichever it gets, what it shares with earlier requests is reused.
     """
     status = context.service.status_of_model()
     num_busy = status.num_prefilling + status.num_decoding

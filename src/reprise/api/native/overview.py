@@ -55,7 +55,7 @@ async def overview(context: OfServer, namespace: Namespace, model: ModelName = N
     Times in seconds, memory in bytes. `lost` are tokens that were computed again though the cache once knew them. All
     models together; `models` is there where there are several, `model` and what describes it are the first's. Of one
     model (`?model=`), `other` is all that the process holds besides, and what its files grew by today is null.
-    `drafts` is null where answers are not drafted; what was accepted of them took no pass of its own.
+    `drafts` is null where answers are not drafted; accepted draft tokens took no separate pass.
     """
     name = context.model_id(model)
     service = context.service if name is None else context.services(name)[0]

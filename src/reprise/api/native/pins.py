@@ -1,4 +1,4 @@
-"""`/v1/cache/pin`: prefixes that stay in the cache whatever else comes."""
+"""`/v1/cache/pin`: prefixes that stay in the cache under any load."""
 
 import asyncio
 from collections.abc import Sequence

@@ -94,7 +94,7 @@ def prefix_of(body: PrefillBody, service: ChatService) -> tuple[ChatRequest | Ra
 
 
 async def warm_up(service: ChatService, bodies: Sequence[PrefillBody]) -> None:
-    """Compute the prompts one after the other. One that fails is said in the log, and the next is tried."""
+    """Compute the prompts one after the other. One that fails is logged, and the next is tried."""
     for number, body in enumerate(bodies, start=1):
         try:
             prompt, until = await service.off_loop(partial(prefix_of, body, service))

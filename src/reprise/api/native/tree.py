@@ -24,7 +24,7 @@ MOST_NODES = 1000
 """Nodes of one page."""
 
 MOST_SKIPPED = 5_000
-"""The engine's thread walks over them: deeper down goes who names an edge with `under`."""
+"""Limits how long the engine thread walks the tree; `under` names an edge to start deeper."""
 
 _SEARCHED = 5_000
 """Nodes that a search looks at, those used last."""

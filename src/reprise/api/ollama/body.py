@@ -104,7 +104,7 @@ class OllamaChatBody(AnswerBody):
 
 
 class GenerateBody(AnswerBody):
-    """A prompt to answer, as a chat of one message unless it is `raw` or a `suffix` says what comes behind."""
+    """A prompt to answer, as a chat of one message unless it is `raw` or a `suffix` gives the text after the answer."""
 
     prompt: str | None = None
     system: str | None = None

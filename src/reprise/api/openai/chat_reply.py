@@ -50,7 +50,7 @@ def _logprob(token: Sampled, decode: Decode) -> dict[str, Any]:
 
 def _entry(token: int, logprob: float | None, decode: Decode) -> dict[str, Any]:
     text = decode([token])
-    # A token that is part of a character has no text of its own, and its bytes cannot be told from that text.
+    # A token that is part of a character has no text, so its bytes cannot be derived from the text.
     whole = "\ufffd" not in text
     return {"token": text, "logprob": logprob, "bytes": list(text.encode()) if whole else None, "token_id": token}
 

@@ -136,7 +136,7 @@ class CompletionsWire(Wire[Batch]):
 
 
 def _first_of(request: ServiceRequest) -> list[Sampled]:
-    """The first token of a prompt whose tokens are told with their log-probabilities: nothing comes before it."""
+    """The first token of a prompt that is echoed with log-probabilities: it has none, since nothing precedes it."""
     assert isinstance(request.prompt, RawPrompt)
     return [] if request.prompt_logprobs is None else [Sampled(token=int(request.prompt.tokens[0]))]
 

@@ -34,7 +34,7 @@ class CompletionsBody(SamplingFields):
     best_of: Annotated[int, Field(ge=1)] | None = None
     """So many answers are sampled, and the `n` likeliest are given."""
     suffix: str | None = None
-    """What comes behind the text that is wanted."""
+    """The text that follows the completion."""
     echo: bool | None = None
     logprobs: Annotated[int, Field(ge=0)] | None = None
     stream_options: StreamOptions | None = None
@@ -92,7 +92,7 @@ def service_requests_of(
     check_stream_options(body.stream_options, stream=body.stream)
     grammar = grammar_of(body, (response_grammar(body.response_format),))
     if grammar is not None:
-        # The text goes on where the prompt ends: no markup stands between them.
+        # The text continues where the prompt ends: no markup stands between them.
         grammar = replace(grammar, is_whole=True)
     if body.logprobs is not None and body.logprobs > limits.max_top_logprobs:
         raise BadRequest(

@@ -1,6 +1,6 @@
 """The fields that OpenAI's APIs share: sampling parameters, and how long a prompt's prefix is to stay cached.
 
-What the latter mean is said in the types of the `openai` package, which are made from OpenAI's own specification.
+The latter are documented in the types of the `openai` package, which are made from OpenAI's own specification.
 """
 
 from typing import Annotated, Any, Literal

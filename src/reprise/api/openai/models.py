@@ -22,7 +22,7 @@ ANTHROPIC_HEADER = b"anthropic-version"
 @router.get(PREFIX)
 async def list_models(request: Request, context: InContext) -> dict[str, Any]:
     """The models that are served. `state`, `bytes`, `layers` are there where models are loaded when asked for, and
-    `error` where a model's files cannot be loaded as they are. With an adapter a model is one of its own, with `base`.
+    `error` where a model's files cannot be loaded. A model with an adapter is listed separately, with `base`.
     """
     if context.models is not None:
         listed = [_of(model, request) for model in context.models.all]

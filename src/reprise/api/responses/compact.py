@@ -1,6 +1,6 @@
 """`POST /v1/responses/compact`: a chat is made shorter by a summary that the model writes.
 
-The client goes on from what it gets: the messages that were not the model's, as they were, and one item that stands for
+The client continues from what it gets: the messages that were not the model's, as they were, and one item in place of
 all the rest. The item holds the summary in a word that nobody but a Reprise server reads.
 """
 
@@ -106,7 +106,7 @@ def _summary_request(
     namespace: str,
     service: ChatService,
 ) -> ServiceRequest:
-    """The request for a summary of the chat, which goes on from the summary behind the messages that are `kept`."""
+    """The request for a summary of the chat, which continues from the summary after the `kept` messages."""
 
     def request_of(earlier: Sequence[Item], *items: Item) -> ServiceRequest:
         return service_request_of(
@@ -122,7 +122,7 @@ def _summary_request(
         items = (Item.model_validate(item) for item in _output(kept, _summary(answer)))
         chat = request_of((), *items, Item(role="user", content="")).prompt
         assert isinstance(chat, ChatRequest)
-        # What comes behind the summary may not be the user's words.
+        # Messages after the summary need not be the user's words.
         return replace(chat, breakpoints=(len(chat.messages) - 1,))
 
     request = request_of(_earlier(previous), *input_items(body), Item(role="user", content=INSTRUCTION))

@@ -96,7 +96,7 @@ class MessageWriter:
                 "This compaction was made by another server, and only that can read it. Send the items it stands for.",
                 param=f"{where}.encrypted_content",
             )
-        # The user's: a model that finds it at the end goes on with its work.
+        # The user's: a model that finds it at the end continues its work.
         self._messages.append({"role": "user", "content": _SUMMARISED.format(summary)})
 
     def _add_call(self, item: Item, where: str) -> None:

@@ -24,7 +24,7 @@ _CLOSED = ""
 class OutputItems:
     """The output items of one answer as they grow. A whole answer has the same items, in the order in which they came.
 
-    `callees` are the client's tools by the model's names. With `has_summary` reasoning is told as its summary, which is
+    `callees` are the client's tools by the model's names. With `has_summary` reasoning is sent as its summary, which is
     the whole of it; else as its text. With `has_seals` reasoning items carry `encrypted_content`.
     """
 
@@ -111,7 +111,7 @@ class OutputItems:
             case "function_call":
                 return [{"type": "response.function_call_arguments.delta", **self._place, "delta": text}]
             case _:
-                # The arguments are JSON text around the input: it is told when it is whole.
+                # The arguments are JSON text around the input: it is sent when it is complete.
                 return []
 
     def _close(self, *, status: ItemStatus) -> list[Event]:

@@ -81,7 +81,7 @@ async def create_response(
     *,
     goes_on: BackgroundHeader = False,
 ) -> Response:
-    """Answer a chat. With `background` the answer goes on without its client: see docs/background.md."""
+    """Answer a chat. With `background` the answer continues without its client: see docs/background.md."""
     is_streamed = body.stream is True
     if goes_on and is_streamed:
         body = body.model_copy(update={"background": True})
@@ -214,7 +214,7 @@ def _exchange(
         body=body,
         request=replace(
             request,
-            # A chat that goes on by ids is named by its first response.
+            # A chat that is continued by ids is named by its first response.
             chat=request.chat if request.chat is not None or previous is None else previous.first_id,
             caller=with_body(caller, (body.model_extra or {}).get("client_metadata")),
         ),

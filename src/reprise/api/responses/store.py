@@ -14,7 +14,7 @@ _REFERENCE_NBYTES = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Stored:
-    """A response and the items that led to it: those of earlier responses, and `num_input` of its own at the end."""
+    """A response and the items that led to it: those of earlier responses, and its own `num_input` at the end."""
 
     body: dict[str, Any]
     items: tuple[dict[str, Any], ...]
@@ -27,7 +27,7 @@ class Stored:
 
     @property
     def chat(self) -> tuple[dict[str, Any], ...]:
-        """What a response that follows this one goes on from."""
+        """The items that a response after this one continues."""
         return (*self.items, *self.body["output"])
 
 

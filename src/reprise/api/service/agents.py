@@ -53,7 +53,7 @@ class _Beginning:
     prompt: Prompt
     num_followed: int = 0
     is_certain: bool = False
-    """An id said that the agent which began so was started by the one that had called the tool."""
+    """Whether an id has shown that the agent with this beginning was started by the caller of the tool."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -64,7 +64,7 @@ class _CalledTool:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Calling:
-    """The latest answer with calls of a caller without ids, until that goes on. `own`: how its chat begins."""
+    """The latest answer with calls of a caller without ids, until it continues. `own`: how its chat begins."""
 
     tools: tuple[str, ...]
     own: bytes
@@ -140,7 +140,7 @@ class Agents:
 
 
 def _ended_below(known: _KnownNamespace, key: Key) -> tuple[EndedChat, ...]:
-    """The sub-agents of this agent that had said their last word when it went on. Each is named once."""
+    """The sub-agents of this agent that had finished when it continued. Each is returned once."""
     ended = [
         agent
         for other, agent in known.agents.items()
@@ -167,7 +167,7 @@ def _awaited_above(known: _KnownNamespace, agent: _KnownAgent) -> tuple[str, ...
 
 
 def _follow_without_ids(known: _KnownNamespace, prompt: Prompt) -> None:
-    """A request without ids: it goes on with the chat whose calls are open, or begins one that they started."""
+    """A request without ids: it continues the chat whose calls are open, or begins one that they started."""
     calling, key = known.calling, _digest(prompt)
     if calling is None:
         return

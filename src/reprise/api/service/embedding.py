@@ -101,7 +101,7 @@ def _checked(tokens: Tokens, embedder: Embedder, number: int) -> EmbeddingInput:
 
 
 def shortened(vectors: Vectors, num_dimensions: int | None) -> Vectors:
-    """The first dimensions, as a vector of length 1 again. Raises BadRequest if there are not so many."""
+    """The first dimensions, as a vector of length 1 again. Raises BadRequest if there are fewer."""
     if num_dimensions is None:
         return vectors
     width = vectors.shape[1]

@@ -47,11 +47,11 @@ class ServiceRequest:
     generates: bool = True
     """If not, the prompt is computed into the cache, and nothing is sampled."""
     until: BoundaryKind | None = None
-    """Of the prompt, only what comes before its last boundary of this kind."""
+    """Use only the part of the prompt before its last boundary of this kind."""
     prompt_logprobs: int | None = None
     """As in `Job`: of the first answer's prompt, which is that of all."""
     min_tokens: int = 0
-    """The answer does not end before so many tokens."""
+    """The fewest tokens of the answer."""
     ignores_eos: bool = False
     """The model cannot end its answer: `max_tokens`, `stops` and `stop_tokens` do."""
     stop_tokens: frozenset[int] = frozenset()
@@ -79,7 +79,7 @@ class ServiceRequest:
     pin_for_s: float | None = None
     """Keep the positions at `ChatRequest.breakpoints` in the cache for so long."""
     next_chat: Callable[[Answer], ChatRequest] | None = None
-    """What the chat goes on with after the answer, up to the user's next words; None: with the answer."""
+    """What follows the answer in the chat, up to the user's next words; None: with the answer."""
     retain_for_s: float | None = None
     """Keep what the next turn can use of the prompt in the cache for so long, or until that turn asks for the same."""
     notes: tuple[str, ...] = ()

@@ -128,7 +128,7 @@ def _connected(addresses: Sequence[str], port: int, until_s: float) -> socket.so
 def _shut_at(until_s: float, stream: socket.socket) -> Generator[None]:
     """Ends what is read from a connection: a socket's own timeout begins again with each byte."""
     stream.settimeout(_left(until_s))
-    # A socket of its own: TLS takes the other one over.
+    # A separate socket: TLS takes over the other one.
     same = stream.dup()
 
     def shut() -> None:

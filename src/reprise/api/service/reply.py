@@ -367,7 +367,7 @@ class Reply:
     async def events(self) -> AsyncGenerator[ReplyEvent, None]:
         """The events of all choices, in the order in which they come. Raises the error that ended the request."""
         position = total = 0
-        # A long prefill makes progress that nobody is told of: what counts is when the client last heard something.
+        # A long prefill makes progress without an event: what counts is when the client last received something.
         due_s = self._clock.now_s() + self._keep_alive_s
         turn_s = time.monotonic()
         while not self.is_over:

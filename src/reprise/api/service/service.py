@@ -4,7 +4,7 @@ The life of a request, as every API uses it::
 
     reply = await service.start(request)      # renders off the loop, queues the jobs; raises what is wrong
     async with reply:                         # leaving early cancels
-        async for event in reply.events():    # Began, Piece…, Waiting while nothing comes, Ended per choice
+        async for event in reply.events():    # Began, Piece…, Waiting while there is nothing to send, Ended per choice
             ...
     reply.usage                               # whole now
 """
@@ -71,7 +71,7 @@ class Watcher(Protocol):
 
     def request_ended(self, record: Record) -> None: ...
     def token_came(self, gap_s: float, model: str) -> None:
-        """A token of a model's answer came, so many seconds after the one before."""
+        """A token of a model's answer arrived, `gap_s` seconds after the previous one."""
         ...
 
 
@@ -479,7 +479,7 @@ class ChatService:
                 )
         if not self.settings.settles or self.is_closing or not reply.request.generates:
             return
-        # Of several answers nobody knows which one the chat goes on with.
+        # Of several answers it is unknown which one the chat continues.
         if reply.request.num_choices > 1 or len(reply.ended) != 1 or reply.error is not None:
             return
         ended = reply.ended[0]

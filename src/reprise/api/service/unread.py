@@ -2,7 +2,7 @@
 
 In a tool result or an older message such a part becomes a short text in its place, and the chat goes on: it would be
 refused with every later request otherwise. In the newest user message it is what the user asks about, and is refused,
-once: clients keep a refused message and join what the user writes next to it, and then the chat goes on as well.
+once: clients keep a refused message and join what the user writes next to it, and then the chat continues as well.
 """
 
 import threading

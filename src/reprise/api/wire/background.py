@@ -20,14 +20,14 @@ from reprise.core.errors import BadRequest, NotFound, RequestCancelled
 log = logging.getLogger(__name__)
 
 HEADER = "x-reprise-background"
-"""A request with this header and the value `true` asks for an answer that goes on."""
+"""A request with this header and the value `true` asks for an answer that continues without its client."""
 ADDRESS_HEADER = "x-reprise-stream"
 """In the response: where its stream can be read on."""
 
 _ANSWER_NBYTES = 4096
 """What an answer takes beside its events."""
 _AT_ONCE = 256
-"""Events that are sent together, where so many wait."""
+"""The most events that are sent together."""
 
 
 def address_of(request_id: str) -> dict[str, str]:

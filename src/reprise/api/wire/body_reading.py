@@ -224,7 +224,7 @@ class _ReadRequest(Request):
 
 
 class BodyRoute(APIRoute):
-    """A route whose JSON body goes through `parse_body`.
+    """A route whose JSON body is read by `parse_body`.
 
     Whatever its type is called (curl calls it a form), unless a web page sends it: a page of another origin may send
     forms and text without asking the server first. `PageGuard` refuses those; this holds without it, too.
@@ -278,7 +278,7 @@ class BodyRoute(APIRoute):
 
 
 def _headers_of(read: _ReadRequest) -> tuple[dict[str, str], bool]:
-    """The headers of a streamed answer that is not there yet, and whether it goes on without its client."""
+    """The headers of a streamed answer that is not there yet, and whether it continues without its client."""
     body = read.model
     if not isinstance(body, AnswerControls):
         return {}, False

@@ -1,4 +1,4 @@
-"""What routes find in the application: the service and its limits, and whom a request comes from."""
+"""What routes find in the application: the service, its limits, and the sender of a request."""
 
 import re
 from dataclasses import dataclass, replace
@@ -128,4 +128,4 @@ FromCaller = Annotated[Caller, Depends(_caller)]
 """Which agent sends it, as far as the headers say."""
 
 BackgroundHeader = Annotated[bool, Header(alias=HEADER)]
-"""The header by which a stream goes on without its client (`api/wire/background.py`)."""
+"""The header that lets a stream continue without its client (`api/wire/background.py`)."""

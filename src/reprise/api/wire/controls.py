@@ -137,7 +137,7 @@ def thinking_options(*switches: bool | None) -> dict[str, Any]:
 
 
 def is_on(thinking: ThinkingSwitch | bool | None) -> bool | None:
-    """Whether thinking is switched on; None: nothing is said."""
+    """Whether thinking is switched on; None: not specified."""
     if thinking is None or isinstance(thinking, bool):
         return thinking
     return None if thinking.type == "auto" else thinking.type != "disabled"

@@ -1,4 +1,4 @@
-"""launchd and systemd: where their files are, and the commands that they are told with."""
+"""launchd and systemd: where their files are, and the commands that control them."""
 
 import os
 import subprocess
@@ -16,7 +16,7 @@ Run = Callable[[Sequence[str]], "Ran"]
 
 
 class ServiceFailed(RepriseError):
-    """The service manager did not do what it was told; the sentence has its words."""
+    """The service manager refused a command; the message quotes it."""
 
     code = "service_failed"
 

@@ -111,7 +111,7 @@ def launchd_plist(service: Service) -> bytes:
         host, port = service.listens_at
         content["Sockets"] = {_SOCKET: {"SockNodeName": host, "SockServiceName": str(port), "SockType": "stream"}}
         content["EnvironmentVariables"] = {**service.variables, LAUNCHD_SOCKET: _SOCKET}
-        # One that ended by itself comes back with the next connection.
+        # One that ended by itself is started again by the next connection.
         del content["KeepAlive"]
     return plistlib.dumps(content, sort_keys=False)
 

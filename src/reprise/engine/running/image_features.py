@@ -48,7 +48,7 @@ class FeatureCache:
         return features
 
     def make_room(self, num_rows: int) -> None:
-        """Reclaim memory for an image of so many placeholders, as far as their size is known."""
+        """Reclaim memory for an image of `num_rows` placeholders, as far as their size is known."""
         self._memory.reserve(num_rows * self._row_nbytes)
 
     def keep(self, image: ImageFile, features: ImageFeatures, *, holder: str | None = None) -> None:

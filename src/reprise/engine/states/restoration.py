@@ -63,7 +63,7 @@ class LayerRestoration:
         num, room = self._sizes[self._which]
         least = self.least_nbytes(parts)
         if self._words is None and least > at_most:
-            # Allocate it as a piece of its own: touching new pages costs as much as copying the entries.
+            # Allocate it as a separate piece: touching new pages costs as much as copying the entries.
             self._words = self._column(parts, 0, 0).space(num + room)
             return self._words, least
         if self._words is None:
