@@ -44,12 +44,12 @@ from reprise.core.settings import Settings
 from reprise.core.tokens import Tokens, as_tokens
 from reprise.engine.memory import computing_device, device_bytes
 from reprise.engine.models.heads import FORMATS
+from reprise.engine.states.restoration import restored
 from reprise.engine.states.sequence_batch import SequenceSource
 from reprise.lab.demo.tiny.build import thinking_template, write_tokenizer
 from reprise.lab.demo.tiny.tokenizer import MARKUP, demo_texts, train_tokenizer
 from reprise.loop import EngineClient
 from reprise.loop.worker import Worker
-from tests.engine.sequences import restored
 
 BITS, GROUP = 4, 64
 _WORDS = 512

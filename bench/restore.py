@@ -32,9 +32,9 @@ from reprise.engine.running.runner import Runner
 from reprise.engine.states.blueprint import Blueprint, KvSpec, Spec, StateSpec, leaf_states
 from reprise.engine.states.layers import KvLayer
 from reprise.engine.states.payloads import Snapshot
+from reprise.engine.states.restoration import restored
 from reprise.engine.states.sequence_batch import SequenceBatch, SequenceSource
 from reprise.loop.sequences import SequencePool
-from tests.engine.sequences import restored
 
 HEADS, WIDTH = 8, 128
 STATE = (1, 1024, 1024)

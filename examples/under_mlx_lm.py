@@ -51,7 +51,7 @@ class CachedPrompts:
         )
         lease = self._cache.lease(match, at)
         try:
-            rows = reprise.SequenceBatch.restored(self._blueprint, self._cache.read(match, at), reserve=len(ids))
+            rows = reprise.restored(self._blueprint, self._cache.read(match, at), reserve=len(ids))
             for position in sorted({*plan.positions, end} - {at}):
                 self._compute(rows, prompt, position)
                 self._cache.commit(

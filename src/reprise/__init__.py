@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from reprise.core.tokens import as_tokens
     from reprise.engine.models.load import LoadedModel, load_model
     from reprise.engine.states.blueprint import Blueprint, blueprint_of
+    from reprise.engine.states.restoration import restored
     from reprise.engine.states.sequence_batch import SequenceBatch, SequenceSource
     from reprise.library.chat import Chat, ChatAnswer, ChatPiece, TokenUsage
     from reprise.library.engine import Engine
@@ -100,6 +101,7 @@ __all__ = [
     "blueprint_of",
     "load_model",
     "make_plan",
+    "restored",
 ]
 
 _HOMES = {
@@ -129,6 +131,7 @@ _HOMES = {
     "reprise.core.tokens": ("as_tokens",),
     "reprise.engine.models.load": ("LoadedModel", "load_model"),
     "reprise.engine.states.blueprint": ("Blueprint", "blueprint_of"),
+    "reprise.engine.states.restoration": ("restored",),
     "reprise.engine.states.sequence_batch": ("SequenceBatch", "SequenceSource"),
     "reprise.library.chat": ("Chat", "ChatAnswer", "ChatPiece", "TokenUsage"),
     "reprise.library.engine": ("Engine",),

@@ -4,7 +4,6 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
-from reprise.cache.lookup import Restore
 from reprise.cache.prefix_cache import PrefixCache
 from reprise.core.events import FinishReason, Sampled
 from reprise.core.job import Job, Sampling
@@ -12,9 +11,6 @@ from reprise.core.prompt import BoundaryKind, Prompt
 from reprise.core.tokens import as_tokens
 from reprise.engine.running.live_sequence import LiveSequence
 from reprise.engine.running.runner import Runner, TokenFailure, TokenResult
-from reprise.engine.states.blueprint import Blueprint
-from reprise.engine.states.restoration import COPIED_AT_ONCE, Restoration
-from reprise.engine.states.sequence_batch import SequenceBatch
 from tests.models.shared import loaded
 
 GREEDY = Sampling(temperature=0)
@@ -25,16 +21,6 @@ def a_job(tokens: Sequence[int], *, num: int = 8, sampling: Sampling = GREEDY, *
     return Job(
         id=f"job-{next(_ids)}", prompt=Prompt(tokens=as_tokens(tokens)), max_tokens=num, sampling=sampling, **more
     )
-
-
-def restored(blueprint: Blueprint, restore: Restore, *, reserve: int = 0) -> SequenceBatch:
-    """One sequence restored in new buffers, without a pause."""
-    rows = SequenceBatch(blueprint)
-    rows.reserve(reserve)
-    restoration = Restoration(rows, restore.position)
-    while not restoration.is_over:
-        restoration.advance(restore, at_most=COPIED_AT_ONCE)
-    return rows
 
 
 class RunnerWithCache:

@@ -16,9 +16,9 @@ from reprise.core.prompt import BoundaryKind
 from reprise.core.tokens import Span, as_tokens
 from reprise.engine.models.headed import GuessingModel, GuessRequest
 from reprise.engine.models.load import LoadedModel, load_model
+from reprise.engine.states.restoration import restored
 from reprise.engine.states.sequence_batch import SequenceBatch, SequenceSource
 from reprise.lab.demo.tiny.build import build_model
-from tests.engine.sequences import restored
 from tests.models.headed import ASSISTED, assistant, config_of, plain_model
 from tests.zoo.sizes import WINDOW
 

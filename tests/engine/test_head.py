@@ -17,8 +17,8 @@ from reprise.engine.models.load import LoadedModel, load_model
 from reprise.engine.running.live_sequence import LiveSequence
 from reprise.engine.running.runner import Runner
 from reprise.engine.states.layers import FullLayer
+from reprise.engine.states.restoration import restored
 from reprise.engine.states.sequence_batch import SequenceBatch, SequenceSource
-from tests.engine.sequences import restored
 from tests.holding import active_memory, settled_memory
 from tests.models.headed import (
     HEADED,

@@ -17,8 +17,8 @@ from reprise.core.tokens import Span, Tokens
 from reprise.engine.states.blueprint import blueprint_of
 from reprise.engine.states.layers import KvLayer, StateLayer
 from reprise.engine.states.payloads import PackedSegment, Snapshot, look_into, pack, save
+from reprise.engine.states.restoration import restored
 from reprise.engine.states.sequence_batch import SequenceBatch, SequenceSource
-from tests.engine.sequences import restored
 from tests.holding import active_memory, settled_memory
 from tests.matrix import every_nth, examples
 from tests.zoo.caches import build_any

@@ -9,6 +9,7 @@ from reprise.cache.prefix_cache import PrefixCache
 from reprise.core.prompt import BoundaryKind
 from reprise.core.tokens import Tokens, join_tokens
 from reprise.engine.states.blueprint import Blueprint
+from reprise.engine.states.restoration import restored
 from reprise.engine.states.sequence_batch import SequenceBatch, SequenceSource
 from tools.matrix.gaps import Gap
 from tools.matrix.sequence import answers_of, changed, feed, random_prompt
@@ -88,7 +89,7 @@ def warm_against_cold(model: nn.Module, blueprint: Blueprint, *, chunks: tuple[i
             at = cache.resume_at(match, limit=len(request.tokens) - 1)
             if at < request.at_least:
                 missed.append(f"{request.name} resumed at {at}, not at {request.at_least}")
-            rows = SequenceBatch.restored(blueprint, cache.read(match, at))
+            rows = restored(blueprint, cache.read(match, at))
             answers = feed(model, rows, request.tokens[at:], chunk=chunk)
             gap = gap.widened(answers, expected[at:], f"{request.name}, chunk {chunk}")
             cache.commit(request.tokens, SequenceSource(rows, 0), kind=BoundaryKind.GENERATION_END)

@@ -88,7 +88,7 @@ class Batch:
                 reply = await self._service.start(request)
             except QueueFull as full:
                 # Others came in between. What is done of this batch is not given up for that.
-                await asyncio.sleep(full.retry_after_s)
+                await asyncio.sleep(full.retry_after_s or 1)
             else:
                 self._replies.append(reply)
                 return await self._entered.enter_async_context(reply)

@@ -15,7 +15,7 @@ import mlx.core as mx
 
 from reprise.cache.lookup import Restore, SegmentSlice
 from reprise.core.kinds import Full, KvKind
-from reprise.engine.states.blueprint import leaf_states, with_leaves
+from reprise.engine.states.blueprint import Blueprint, leaf_states, with_leaves
 from reprise.engine.states.layers import FullLayer, HiddenLayer, KvLayer, is_saved
 from reprise.engine.states.payloads import Column, Snapshot, clip, columns_of
 from reprise.engine.states.sequence_batch import SequenceBatch
@@ -195,3 +195,13 @@ class Restoration:
                 elif not isinstance(fresh, KvLayer):
                     leaves[i] = next(opaque)
         self._rows.caches = with_leaves(self._rows.caches, iter(leaves))
+
+
+def restored(blueprint: Blueprint, restore: Restore, *, reserve: int = 0) -> SequenceBatch:
+    """A sequence restored in new buffers, at once. `reserve`: positions that these have room for."""
+    rows = SequenceBatch(blueprint)
+    rows.reserve(reserve)
+    restoration = Restoration(rows, restore.position)
+    while not restoration.is_over:
+        restoration.advance(restore, at_most=COPIED_AT_ONCE)
+    return rows
