@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 from statistics import median
-from typing import Any
+from typing import Any, cast
 
 import mlx.core as mx
 
@@ -46,6 +46,8 @@ HEAD = DEMO.parent / "head"
 STEPS: Mapping[str, float] = {"head": 0.03, "same": 0.1, "random": 0.1}
 """What a guess costs, in passes: a head of 2 to 3 % of the weights and the output matrix; a companion of a tenth."""
 _PATIENCE_S = 600.0
+_LONG_ANSWER = 60
+"""Tokens of an answer whose speed is measured, beyond where the model would end it."""
 _ids = itertools.count()
 
 
@@ -129,7 +131,8 @@ class GuessedSide:
     def run(self, prompt: Sequence[int], num: int, stop: int) -> list[int]:
         """The answer to a prompt, which is counted."""
         self._guesses.clear()
-        answer, outcome = ask(self.engine, prompt, num=num, stop=stop)
+        asked = ask(self.engine, prompt, num=num, stop=stop)
+        answer, outcome = asked.tokens, asked.outcome
         counts, text = self.counts, [*prompt, *answer]
         counts.answers.append(answer)
         counts.num_generated += len(answer) - 1
@@ -149,12 +152,25 @@ class GuessedSide:
         self.engine.close(timeout_s=30)
 
 
-def ask(engine: EngineClient, prompt: Sequence[int], *, num: int, stop: int) -> tuple[list[int], Outcome]:
-    """The greedy answer to a prompt, and what it took."""
-    ended, end, answer = threading.Event(), list[Finished](), list[int]()
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GreedyAnswer:
+    """An answer, what it took, and the processor time of all its tokens but the first."""
+
+    tokens: list[int]
+    outcome: Outcome
+    decode_s: float
+
+
+def ask(engine: EngineClient, prompt: Sequence[int], *, num: int, stop: int) -> GreedyAnswer:
+    """The greedy answer to a prompt."""
+    ended, end, answer, times = threading.Event(), list[Finished](), list[int](), list[float]()
 
     def hear(event: Event) -> None:
+        times.append(time.process_time())
         if isinstance(event, Sampled):
+            if not answer:
+                times.clear()
+                times.append(time.process_time())
             answer.append(event.token)
         elif isinstance(event, Finished):
             end.append(event)
@@ -169,7 +185,7 @@ def ask(engine: EngineClient, prompt: Sequence[int], *, num: int, stop: int) -> 
     )
     engine.submit(job, hear)
     assert ended.wait(_PATIENCE_S) and end[0].error is None, end
-    return answer, end[0].outcome
+    return GreedyAnswer(tokens=answer, outcome=end[0].outcome, decode_s=times[-1] - times[0])
 
 
 def hold(side: GuessedSide, turns: Sequence[ReplayTurn]) -> HeadCounts:
@@ -195,15 +211,15 @@ def random_companion(directory: Path) -> Path:
 def random_head(directory: Path) -> Path:
     """The demo's head with random weights."""
     shutil.copytree(HEAD, directory)
-    weights = mx.load(str(directory / "model.safetensors"))
-    assert isinstance(weights, dict)
-    keys = mx.random.split(mx.random.key(1), len(weights))
+    weights = cast(dict[str, mx.array], mx.load(str(directory / "model.safetensors")))
     drawn = {
-        name: mx.random.normal(array.shape, scale=array.shape[-1] ** -0.5, key=key) if array.ndim > 1 else array
-        for (name, array), key in zip(sorted(weights.items()), keys, strict=True)
+        name: mx.random.normal(array.shape, scale=array.shape[-1] ** -0.5, key=mx.random.key(number))
+        for number, (name, array) in enumerate(sorted(weights.items()))
+        if array.ndim > 1
     }
-    mx.eval(drawn)
-    mx.save_safetensors(str(directory / "model.safetensors"), drawn, metadata={"format": "mlx"})
+    # The file is where the others are still to be read from.
+    mx.eval(weights, drawn)
+    mx.save_safetensors(str(directory / "model.safetensors"), weights | drawn, metadata={"format": "mlx"})
     return directory
 
 
@@ -215,11 +231,9 @@ class TimedSide:
         self.engine.start()
 
     def hold(self, turns: Sequence[ReplayTurn]) -> float:
-        """Seconds per token of these chats."""
-        num, started_s = 0, time.process_time()
-        for turn in turns:
-            num += len(ask(self.engine, turn.prompt, num=2 * len(turn.answer), stop=turn.answer[-1])[0])
-        return (time.process_time() - started_s) / num
+        """Seconds per decoded token of these chats."""
+        found = [ask(self.engine, each.prompt, num=_LONG_ANSWER, stop=-1) for each in turns]
+        return sum(each.decode_s for each in found) / sum(len(each.tokens) - 1 for each in found)
 
 
 def measure(num_rounds: int, num_turns: int, random: Path) -> None:
