@@ -1,7 +1,7 @@
 """Runs the mutants: each in a copy of the source, with the tests that should notice it.
 
     python -m tools.mutants [--only WORD] [--list]
-    python -m tools.mutants --random N [--seed S] [--below cache/]
+    python -m tools.mutants --random N [--seed S] [--below cache/] [--since REV]
 
 `--list` says in a second where each is planted, and runs nothing. `--random` draws bugs from small slips at any place
 of the source instead, judged by the tests of their package. Exits with 1 if one survives or has no place.
@@ -9,6 +9,7 @@ of the source instead, judged by the tests of their package. Exits with 1 if one
 
 import argparse
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -151,12 +152,28 @@ def show(chosen: Sequence[Mutant], source: Path) -> int:
     return sum(isinstance(place, PlantedText) for place in places)
 
 
+def lines_since(revision: str) -> dict[Path, set[int]]:
+    """The lines of each source file that the working tree has otherwise than this revision."""
+    command = ["git", "diff", "--unified=0", "--relative=src/reprise", revision, "--", "src/reprise"]
+    text = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    changed: dict[Path, set[int]] = {}
+    file = Path()
+    for line in text.splitlines():
+        if line.startswith("+++ "):
+            file = Path(line.removeprefix("+++ b/"))
+        elif found := re.match(r"@@ -\S+ \+(\d+)(?:,(\d+))? @@", line):
+            start, num = int(found[1]), int(found[2] or 1)
+            changed.setdefault(file, set()).update(range(start, start + num))
+    return changed
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="those whose name or function has this word")
     parser.add_argument("--random", type=int, default=0, metavar="N", help="this many random bugs instead")
     parser.add_argument("--seed", type=int, default=0, help="with --random")
     parser.add_argument("--below", default="", help="with --random: only in files whose path begins with this")
+    parser.add_argument("--since", metavar="REV", help="with --random: only in lines that were changed since then")
     parser.add_argument("--list", action="store_true", help="say where each is planted and stop")
     options = parser.parse_args()
     chosen = [m for m in MUTANTS if options.only in m.name or options.only in m.function]
@@ -170,7 +187,12 @@ def main() -> int:
         functions = functions_below(source / "reprise")
         if options.random > 0:
             drawn = random_mutants(
-                functions, source / "reprise", num=options.random, seed=options.seed, below=options.below
+                functions,
+                source / "reprise",
+                num=options.random,
+                seed=options.seed,
+                below=options.below,
+                changed=None if options.since is None else lines_since(options.since),
             )
             chosen = [mutant for mutant, _ in drawn.values()]
             places = {name: place for name, (_, place) in drawn.items()}

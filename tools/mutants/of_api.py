@@ -23,53 +23,11 @@ _ALIASES = ("tests/api/test_model_aliases.py",)
 
 API_MUTANTS = (
     _mutant(
-        "LoadingApp._hold",
-        "the request that started a server is told to come again",
-        'self._holds and not scope["path"].startswith("/health")',
-        "False",
-        tests=("tests/api/test_loading.py", "-k", "started_for_them"),
-    ),
-    _mutant(
         "inherited_listener",
         "a server takes the socket that was passed to another process",
         'environment.pop("LISTEN_PID", None) == str(os.getpid())',
         'environment.pop("LISTEN_PID", None) is not None',
         tests=("tests/api/test_activation.py",),
-    ),
-    _mutant(
-        "LogFileHandler._rename",
-        "two processes rename their log file twice",
-        "self._path.exists() and os.path.samestat(os.fstat(self._descriptor), self._path.stat())",
-        "True",
-        tests=("tests/cli/test_log_file.py", "-k", "rename"),
-    ),
-    _mutant(
-        "Models.note_removed",
-        "a model that was named at the start goes with its files",
-        "model.id == name and model.was_found",
-        "model.id == name",
-        tests=("tests/api/test_ollama_library.py", "-k", "named"),
-    ),
-    _mutant(
-        "Audit._advance",
-        "answers are audited on a machine that is left alone",
-        "why_quiet(self._background) is not None",
-        "False",
-        tests=("tests/loop/test_audit.py", "-k", "alone"),
-    ),
-    _mutant(
-        "Settling._listener.listen",
-        "a settle goes on when the machine is to be left alone",
-        "settle.computed >= self._max_tokens or self._why_quiet() is not None",
-        "settle.computed >= self._max_tokens",
-        tests=("tests/api/test_settling.py", "-k", "alone"),
-    ),
-    _mutant(
-        "_check_settings",
-        "an agent is started that does not know the server",
-        "now != wanted",
-        "False",
-        tests=("tests/cli/test_launch.py", "-k", "running"),
     ),
     _mutant(
         "_summary_request",

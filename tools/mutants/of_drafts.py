@@ -220,13 +220,6 @@ DRAFTS_MUTANTS = (
         (*_GUESSES, "-k", "never_right"),
     ),
     _mutant(
-        "_stored",
-        "norms of a head that were not converted stay as they are",
-        'is_converted and metadata.get("format") == "mlx"',
-        "is_converted",
-        (*_HEAD, "-k", "offset"),
-    ),
-    _mutant(
         "DraftAccount.note_answered",
         "a head that lost never comes back",
         "self.balance = min(0.0, self.balance + _SHARE_OF_TRIALS * num_tokens)",

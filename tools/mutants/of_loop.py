@@ -236,11 +236,4 @@ LOOP_MUTANTS = (
         "pass",
         ("tests/loop/test_models.py", "-k", "frozen or given_back"),
     ),
-    _mutant(
-        "_Follower._return_freed",
-        "what is freed while the engine is idle stays with the C library",
-        "is_idle and held >= self._held",
-        "is_idle",
-        ("tests/loop/test_following_machine.py", "-k", "freed_memory"),
-    ),
 )

@@ -94,20 +94,6 @@ VISION_MUTANTS = (
         _FEATURES,
     ),
     _mutant(
-        "FeatureCache._drop",
-        "dropped features stay charged",
-        "self._memory.charge(Account.IMAGES, -features.nbytes)",
-        "pass",
-        _FEATURES,
-    ),
-    _mutant(
-        "RequestTable.finish",
-        "a request that has ended holds its images",
-        "self._sequences.runner.features.let_go(request.id)",
-        "pass",
-        (*_LOOP, "holds_no_image"),
-    ),
-    _mutant(
         "StateLayer.update_window",
         "a convolution remembers its first inputs",
         "source[:, source.shape[1] - width :]",

@@ -2,7 +2,7 @@
 
 import ast
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from random import Random
 
@@ -56,15 +56,25 @@ Slip = tuple[ast.stmt | ast.expr, ast.stmt | ast.expr]
 
 
 def random_mutants(
-    functions: Sequence[SourceFunction], source: Path, *, num: int, seed: int, below: str
+    functions: Sequence[SourceFunction],
+    source: Path,
+    *,
+    num: int,
+    seed: int,
+    below: str,
+    changed: Mapping[Path, Set[int]] | None = None,
 ) -> dict[str, tuple[Mutant, PlantedText]]:
-    """So many bugs by name, drawn evenly from all places in the files whose path begins with `below`."""
+    """At most `num` bugs by name, drawn evenly from all places in the files whose path begins with `below`.
+
+    `changed`: only those that begin in these lines of these files.
+    """
     found = [
         (function, old, new)
         for function in functions
         if str(function.file.relative_to(source)).startswith(below)
         and function.file.relative_to(source).parts[0] in TESTS
         for old, new in slips(function.node)
+        if changed is None or old.lineno in changed.get(function.file.relative_to(source), ())
     ]
     drawn = [_drawn(*each, source) for each in Random(seed).sample(found, min(num, len(found)))]
     return {mutant.name: (mutant, place) for mutant, place in drawn}
