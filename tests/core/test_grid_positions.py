@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reprise.core.images import ImageFile, PromptImage, grid_positions, shift_at
+from reprise.core.images import ImageFile, PromptImage, grid_positions
 from reprise.core.tokens import Span
 
 NOBODY = ImageFile(content=b"", digest=b"", width=1, height=1)
@@ -53,4 +53,4 @@ def test_behind_all_images_a_token_is_its_index_and_their_shifts(
 ) -> None:
     images = prompt_images(grids)
     at = (images[-1].span.stop if images else 0) + behind
-    assert grid_positions(at, at + 1, images).tolist() == [[at + shift_at(at, images)]] * 3
+    assert grid_positions(at, at + 1, images).tolist() == [[at + sum(image.shift for image in images)]] * 3

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from reprise.core.images import ImageExpansion, ImageFile, PromptImage, digest_of, outside, path_tokens, shift_at
+from reprise.core.images import ImageExpansion, ImageFile, PromptImage, digest_of, grid_positions, outside, path_tokens
 from reprise.core.prompt import Boundary, BoundaryKind, Prompt
 from reprise.core.tokens import Span, as_tokens
 
@@ -58,4 +58,5 @@ def test_a_prompt_that_is_cut_has_whole_images() -> None:
 
 def test_text_behind_images_stands_nearer_than_its_index() -> None:
     images = (image(3, 9), image(12, 16, rows=1, columns=4))
-    assert [shift_at(at, images) for at in (3, 9, 12, 16)] == [0, -3, -3, -3]
+    shifts = [int(grid_positions(at, at + 1, images)[0, 0]) - at for at in (3, 9, 12, 16)]
+    assert shifts == [0, -3, -3, -3]

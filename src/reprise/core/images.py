@@ -122,11 +122,6 @@ def outside(position: int, spans: Iterable[Span]) -> int:
     return next((span.start for span in spans if span.start < position < span.stop), position)
 
 
-def shift_at(position: int, images: Sequence[PromptImage]) -> int:
-    """How much the position of the text at index `position`, outside of all images, differs from its index."""
-    return sum(each.shift for each in images if each.span.stop <= position)
-
-
 def grid_positions(start: int, stop: int, images: Sequence[PromptImage]) -> npt.NDArray[np.int32]:
     """The positions of the indices ``[start, stop)`` of a prompt and its answer in three axes, shape ``(3, n)``.
 
