@@ -274,7 +274,8 @@ def test_thinking_is_open_where_the_generation_prompt_opens_it() -> None:
     assert not Renderer(text_model("keeps_in_loop")).render(ChatRequest(messages=(ASK,))).is_thinking_open
     # A user who writes the markup opens nothing.
     tricky = ChatRequest(messages=(user("What does <think> mean?"),))
-    assert not Renderer(text_model("keeps_in_loop")).render(tricky).is_thinking_open
+    for request in (tricky, replace(tricky, tools=(WEATHER,))):
+        assert not Renderer(text_model("keeps_in_loop")).render(request).is_thinking_open
     off = ChatRequest(messages=(ASK,), template_options={"enable_thinking": False})
     assert not Renderer(text_model("thinking_off_mark")).render(off).is_thinking_open
 
