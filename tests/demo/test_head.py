@@ -17,7 +17,7 @@ def held(turns: list[ReplayTurn], **settings: str) -> HeadCounts:
 
 @pytest.fixture(scope="module")
 def turns() -> list[ReplayTurn]:
-    return chats(1, 12)
+    return chats(1, 6)
 
 
 def test_most_of_what_the_model_says_is_guessed(turns: list[ReplayTurn], monkeypatch: pytest.MonkeyPatch) -> None:

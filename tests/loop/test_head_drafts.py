@@ -331,6 +331,7 @@ def test_preempted_requests_are_answered_as_without(architecture: str) -> None:
         tight.ask(lambda worker: worker.check())
 
 
+@pytest.mark.matrix
 def test_a_head_that_is_never_right_costs_next_to_nothing() -> None:
     with closing(DrivenEngine(headed_model("qwen3_5"))) as engine:
 
