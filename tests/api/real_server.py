@@ -2,7 +2,9 @@
 
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -17,8 +19,14 @@ from reprise.loop.engine_thread import EngineThread
 from reprise.loop.worker import Worker
 from reprise.memory import SharedMemory
 from tests.api.server_thread import ServerThread
+from tests.models.embedders import embedder
 from tests.models.shared import loader
-from tests.models.tiny import tiny_model
+from tests.models.tiny import CONFIGS, tiny_model
+
+
+def _folder(name: str) -> Path:
+    """A tiny model, or a tiny embedder by its name behind "embed-"."""
+    return tiny_model(name) if name in CONFIGS else embedder(name.removeprefix("embed-"))
 
 
 @contextmanager
@@ -26,7 +34,7 @@ def real_server(
     architecture: str = "llama", prepare: Callable[[Worker], None] | None = None, **settings: Any
 ) -> Generator[httpx.Client]:
     """A client of a server of this tiny model. `prepare` is called on its engine thread before the first request."""
-    chosen = Settings(model=str(tiny_model(architecture)), **settings)
+    chosen = Settings(model=str(_folder(architecture)), **settings)
     loop = EngineClient(chosen, load=loader(chosen))
     loaded = loop.start()
     if prepare is not None:
@@ -44,7 +52,7 @@ def real_server(
 def server_of_several(*architectures: str, **settings: Any) -> Generator[httpx.Client]:
     """A client of a server of these tiny models: the first is loaded, the others when they are asked for."""
     thread = EngineThread(SharedMemory())
-    chosen = {name: Settings(model=str(tiny_model(name)), **settings) for name in architectures}
+    chosen = {name: Settings(model=str(_folder(name)), **settings) for name in architectures}
     loops = {
         name: EngineClient(each, load=loader(each), thread=thread, name=name, nbytes=1 << 20)
         for name, each in chosen.items()
@@ -54,7 +62,7 @@ def server_of_several(*architectures: str, **settings: Any) -> Generator[httpx.C
     service = ChatService(served=served_model(loaded, chosen[first]), backend=loops[first], settings=chosen[first])
 
     def make(name: str, loaded: LoadedModel) -> ChatService:
-        served = served_model(loaded, chosen[name])
+        served = replace(served_model(loaded, chosen[name]), id=name)
         return ChatService(served=served, backend=loops[name], settings=chosen[name], beside=service)
 
     models = [ServedModel(id=name, backend=loops[name], make_service=partial(make, name)) for name in architectures]

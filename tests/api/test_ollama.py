@@ -142,7 +142,7 @@ async def test_a_format_is_a_grammar(form: object):
         ("/api/chat", {"messages": HI, "format": "xml"}, 400),
         ("/api/generate", {"prompt": "Hi", "context": [1, 2]}, 400),
         ("/api/generate", {"prompt": "Hi", "template": "{{ .Prompt }}"}, 400),
-        ("/api/embed", {"input": "Hi"}, 404),
+        ("/api/embed", {"input": "Hi"}, 400),
     ],
     ids=lambda value: json.dumps(value)[:50],
 )

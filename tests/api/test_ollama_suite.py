@@ -99,7 +99,7 @@ ANSWERED = [
     ),
 ]
 
-NO_EMBEDDINGS = "language models are served, and no embeddings"
+NO_EMBEDDINGS = "a chat model makes no embeddings"
 NO_IMAGES = "models read text only"
 NO_CONTEXT = "`context` is tokens that stand for a chat, which Ollama calls deprecated: the chat itself is reused"
 NO_DOWNLOADS = "a server that was not started with --download fetches no model for a client"
@@ -110,8 +110,8 @@ REFUSED = [
     (generate("TestParallelGenerateWithHistory", context=[1, 2]), 400, NO_CONTEXT),
     (generate("TestIntegrationMultimodal", **IMAGE), 400, NO_IMAGES),
     (chat("TestVision", said("user", "What is it?", **IMAGE)), 400, NO_IMAGES),
-    (SuiteRequest(test="TestAPIEmbeddings", path="/api/embeddings", body={"prompt": SKY}), 404, NO_EMBEDDINGS),
-    (SuiteRequest(test="TestEmbed", path="/api/embed", body={"input": SKY, "truncate": True}), 404, NO_EMBEDDINGS),
+    (SuiteRequest(test="TestAPIEmbeddings", path="/api/embeddings", body={"prompt": SKY}), 400, NO_EMBEDDINGS),
+    (SuiteRequest(test="TestEmbed", path="/api/embed", body={"input": SKY, "truncate": True}), 400, NO_EMBEDDINGS),
     (SuiteRequest(test="PullIfMissing", path="/api/pull", body={"name": "smol"}), 403, NO_DOWNLOADS),
     (SuiteRequest(test="TestCreate", path="/api/create", body={"model": "new", "from": "smol"}), 404, NO_LIBRARY),
 ]

@@ -90,6 +90,7 @@ VALUES: dict[str, tuple[str, object, object]] = {
     "record_file": (RECORD, RECORD, RECORD),
     "records_text": ("true", True, True),
     "images": ("off", "off", "off"),
+    "embedder": ("last", "last", "last"),
     "kv_bits": ("8", 8, 8),
     "kv_group_size": ("32", 32, 32),
     "max_queue": ("3", 3, 3),

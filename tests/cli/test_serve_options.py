@@ -46,6 +46,7 @@ OPTIONS: dict[str, tuple[list[str], object]] = {
     "max_image_pixels": (["--max-image-pixels", "9000"], 9000),
     "image_hosts": (["--allow-image-urls", "pics.lan"], ("pics.lan",)),
     "images": (["--images", "off"], "off"),
+    "embedder": (["--embedder", "mean"], "mean"),
     "max_connections": (["--max-connections", "9"], 9),
     "request_timeout_s": (["--request-timeout", "5"], 5.0),
     "read_timeout_s": (["--read-timeout", "6.5"], 6.5),

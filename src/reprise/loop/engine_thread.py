@@ -209,6 +209,9 @@ class EngineThread:
                 num_others=sum(other.num_running > 0 for other in self._engines.values() if other is not engine),
                 is_closed=step.run in step.closed,
             )
+            if not engine.has_work and not engine.stays_loaded:
+                # When it is to be unloaded was not known while it ran.
+                self._wakes_in_s = 0.0
         for other in self._engines.values():
             if other.name != step.run:
                 other.write_to_disk()

@@ -1,0 +1,330 @@
+"""Embeddings on the engine thread: batches, repeats, pieces between which others run, and how each job ends."""
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cache
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose
+
+from reprise.core.backend import WeightsState
+from reprise.core.embedding import Embedded, EmbeddingInput, EmbeddingJob
+from reprise.core.errors import EngineFailed, OutOfMemory, QueueFull, ShuttingDown
+from reprise.core.settings import Settings
+from reprise.core.tokens import as_tokens
+from reprise.engine.models.load import LoadedModel, load_model
+from reprise.loop import EngineClient
+from reprise.loop.embedding import EmbeddingQueue, VectorCache, key_of
+from reprise.loop.engine_thread import EngineThread
+from reprise.loop.worker import Worker
+from reprise.memory import Account, Memory, SharedMemory
+from tests.models.embedders import embedder
+from tests.models.tiny import tiny_model
+
+
+@cache
+def _model(name: str = "bert") -> LoadedModel:
+    return load_model(str(embedder(name)))
+
+
+def _input(*tokens: int) -> EmbeddingInput:
+    return EmbeddingInput(tokens=as_tokens([2, *tokens, 3]))
+
+
+def _job(number: int, *inputs: EmbeddingInput, namespace: str = "") -> EmbeddingJob:
+    return EmbeddingJob(id=f"job-{number}", inputs=inputs, namespace=namespace)
+
+
+@dataclass
+class _Queue:
+    """A queue with a clock that moves when it is told."""
+
+    loaded: LoadedModel
+    max_queue: int = 8
+    budget: int | None = None
+    counts: Counter[str] = field(default_factory=Counter)
+    now_s: float = 0.0
+    tick_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.memory = Memory(self.budget)
+        self.queue = EmbeddingQueue(
+            lambda: self.loaded,
+            self.memory,
+            max_queue=self.max_queue,
+            stall_s=0.1,
+            note=self.counts.update,
+            clock=self._clock,
+        )
+        self.memory.reclaim_from(self.queue.kept.release_one)
+
+    def _clock(self) -> float:
+        self.now_s += self.tick_s
+        return self.now_s
+
+    def add(self, job: EmbeddingJob) -> "Future[Embedded]":
+        answer: Future[Embedded] = Future()
+        self.queue.add(job, answer, self.now_s)
+        self.queue.check()
+        return answer
+
+    def steps(self, *, num_others: int = 0, most: int = 1000) -> int:
+        """Until nothing waits; how many steps it took."""
+        num = 0
+        while len(self.queue) > 0:
+            self.queue.step(num_others=num_others)
+            self.queue.check()
+            num += 1
+            assert num <= most
+        return num
+
+
+def _alone(given: EmbeddingInput, name: str = "bert") -> np.ndarray:
+    one = _Queue(_model(name))
+    answer = one.add(_job(0, given))
+    one.steps()
+    return answer.result().vectors[0]
+
+
+def test_jobs_of_several_lengths_share_passes_and_get_what_they_get_alone() -> None:
+    one = _Queue(_model())
+    jobs = [_job(n, *[_input(*range(10, 11 + n + i)) for i in range(3)]) for n in range(4)]
+    answers = [one.add(job) for job in jobs]
+    assert one.steps() == 1
+    for job, answer in zip(jobs, answers, strict=True):
+        assert answer.result().num_passes == 1
+        for given, vector in zip(job.inputs, answer.result().vectors, strict=True):
+            assert_allclose(vector, _alone(given), atol=1e-5)
+
+
+def test_an_exact_repeat_computes_nothing() -> None:
+    one = _Queue(_model())
+    first = one.add(_job(0, _input(10, 11)))
+    one.steps()
+    again = one.add(_job(1, _input(10, 11), _input(10, 12)))
+    one.steps()
+    assert first.result().num_repeated == 0 and again.result().num_repeated == 4
+    assert (again.result().vectors[0] == first.result().vectors[0]).all()
+    # Both are counted as other prompts are.
+    assert one.counts["num_prompt"] == 12 and one.counts["num_reused"] == 4 and one.counts["num_prefilled"] == 8
+    whole = one.add(_job(2, _input(10, 11)))
+    assert whole.done() and whole.result().num_passes == 0
+
+
+def test_the_same_input_twice_at_a_time_is_computed_once() -> None:
+    one = _Queue(_model())
+    jobs = [one.add(_job(0, _input(10), _input(10))), one.add(_job(1, _input(10)))]
+    one.steps()
+    assert [job.result().num_repeated for job in jobs] == [3, 3]
+    assert one.counts["num_prefilled"] == 3
+
+
+def test_no_namespace_is_answered_with_what_another_one_computed() -> None:
+    one = _Queue(_model())
+    for namespace in ("a", "b"):
+        answer = one.add(_job(0, _input(10), namespace=namespace))
+        assert not answer.done()
+        one.steps()
+        assert answer.result().num_repeated == 0
+    one.queue.clear("a")
+    assert not one.add(_job(1, _input(10), namespace="a")).done()
+    assert one.add(_job(2, _input(10), namespace="b")).done()
+
+
+def test_of_a_pair_the_segments_count() -> None:
+    tokens = as_tokens([2, 10, 3, 11, 3])
+    keys = {key_of(EmbeddingInput(tokens=tokens, num_first=first)) for first in (None, 2, 3)}
+    assert len(keys) == 3
+
+
+def test_beside_others_a_pass_is_cut_between_layers() -> None:
+    """A step lasts as long as others may wait, and no longer: each look at the clock takes a second here."""
+    one = _Queue(_model(), tick_s=1.0)
+    answer = one.add(_job(0, _input(*range(10, 40))))
+    # Two layers, and what makes a vector of them.
+    assert one.steps(num_others=1) == 3
+    assert_allclose(answer.result().vectors[0], _alone(_input(*range(10, 40))), atol=1e-5)
+    alone = _Queue(_model(), tick_s=1.0)
+    alone.add(_job(0, _input(*range(10, 40))))
+    assert alone.steps() == 1
+
+
+def test_beside_others_a_pass_has_few_tokens_and_a_decoder_is_cut_between_them() -> None:
+    long = EmbeddingInput(tokens=as_tokens(np.arange(300) % 200 + 10))
+    one = _Queue(_model("qwen3"), tick_s=1.0)
+    answer = one.add(_job(0, long))
+    # 64 tokens at a time before its speed is known; then they are joined, and pooled.
+    assert one.steps(num_others=1) == 7
+    assert_allclose(answer.result().vectors[0], _alone(long, "qwen3"), atol=1e-5)
+    batch = _Queue(_model(), tick_s=1.0)
+    batch.add(_job(0, *[_input(*range(10 + n, 40 + n)) for n in range(8)]))
+    batch.steps(num_others=1)
+    assert batch.counts["num_prefilled"] == 8 * 32
+
+
+def test_a_later_job_does_not_starve_the_one_that_waits() -> None:
+    """Inputs of like length go together, but the one that came first is always among them."""
+    one = _Queue(_model())
+    first = one.add(_job(0, _input(*range(10, 55))))
+    others = [one.add(_job(1 + n, *[_input(n + 10, each) for each in range(100, 290)])) for n in range(6)]
+    one.queue.step(num_others=0)
+    assert first.done()
+    one.steps()
+    assert all(other.done() for other in others)
+
+
+def test_what_nobody_waits_for_is_not_computed() -> None:
+    one = _Queue(_model())
+    gone, stays = one.add(_job(0, _input(10))), one.add(_job(1, _input(11)))
+    assert gone.cancel()
+    one.steps()
+    assert stays.result().num_tokens == 3
+    assert one.counts["num_prefilled"] == 3 and one.counts["num_cancelled"] == 1
+
+
+def test_a_full_queue_refuses() -> None:
+    one = _Queue(_model(), max_queue=1)
+    first, second = one.add(_job(0, _input(10))), one.add(_job(1, _input(11)))
+    assert isinstance(second.exception(), QueueFull)
+    one.steps()
+    assert first.exception() is None
+
+
+def test_where_there_is_no_room_the_job_fails_and_the_next_is_served() -> None:
+    one = _Queue(_model(), budget=200_000)
+    large = one.add(_job(0, *[_input(*range(10, 50), n) for n in range(60, 100)]))
+    one.steps()
+    assert isinstance(large.exception(), OutOfMemory)
+    small = one.add(_job(1, _input(10)))
+    one.steps()
+    assert small.exception() is None
+
+
+def test_a_pass_that_fails_ends_its_jobs_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = _Queue(_model())
+    monkeypatch.setattr("reprise.engine.running.embedding.mx.eval", lambda *arrays: 1 / 0)
+    broken = one.add(_job(0, _input(10)))
+    one.steps()
+    assert isinstance(broken.exception(), EngineFailed)
+    monkeypatch.undo()
+    fine = one.add(_job(1, _input(10)))
+    one.steps()
+    assert fine.exception() is None
+
+
+def test_vectors_are_charged_bounded_and_the_oldest_go_first() -> None:
+    memory = Memory(None)
+    cache = VectorCache(memory, most_nbytes=1000)
+    vector = np.ones(25, dtype=np.float32)
+    for number in range(5):
+        cache.keep("", bytes([number]), vector)
+        cache.find("", b"\0")
+        cache.check()
+    assert memory.nbytes(Account.EMBEDDINGS) == cache.nbytes <= 1000
+    assert cache.find("", b"\0") is not None and cache.find("", b"\1") is None and cache.find("", b"\4") is not None
+    while cache.release_one():
+        cache.check()
+    assert memory.nbytes(Account.EMBEDDINGS) == 0
+
+
+def test_a_vector_for_which_there_is_no_room_is_not_kept() -> None:
+    memory = Memory(250)
+    cache = VectorCache(memory)
+    cache.keep("", b"a", np.ones(100, dtype=np.float32))
+    assert cache.find("", b"a") is None and memory.nbytes(Account.EMBEDDINGS) == 0
+
+
+# On the engine thread.
+
+
+@contextmanager
+def _engines(*names: str, keep_alive_s: float | None = None, budget: int | None = None) -> Iterator[list[EngineClient]]:
+    thread = EngineThread(SharedMemory(budget))
+    folders = {name: tiny_model(name) if name == "llama" else embedder(name) for name in names}
+    clients = [
+        EngineClient(
+            Settings(model=str(folder)),
+            thread=thread,
+            name=name,
+            nbytes=sum(file.stat().st_size for file in folder.glob("*.safetensors")),
+            keep_alive_s=keep_alive_s,
+        )
+        for name, folder in folders.items()
+    ]
+    try:
+        clients[0].start()
+        yield clients
+    finally:
+        for client in clients:
+            client.close(now=True, timeout_s=60)
+
+
+def _until(holds: Callable[[], bool]) -> None:
+    waiting = threading.Event()
+    for _ in range(3000):
+        if holds():
+            return
+        waiting.wait(0.01)
+    raise AssertionError("it never came")
+
+
+def test_an_embedder_is_loaded_for_a_request_and_unloaded_when_idle() -> None:
+    with _engines("llama", "bert", keep_alive_s=0.1) as (_, client):
+        assert client.status().weights is WeightsState.UNLOADED
+        client.ready().result(60)
+        vector = client.embed(_job(0, _input(10))).result(60).vectors[0]
+        assert_allclose(vector, _alone(_input(10)), atol=1e-5)
+        _until(lambda: client.status().weights is WeightsState.UNLOADED)
+        # A job that comes meanwhile loads it; what was computed is still there.
+        again = client.embed(_job(1, _input(10), _input(11))).result(60)
+        assert again.num_repeated == 3
+        assert client.status().num_loads == 2 and client.status().counts.num_requests == 2
+
+
+def test_an_embedder_makes_room_for_another_model() -> None:
+    nbytes = (embedder("bert") / "model.safetensors").stat().st_size
+    with _engines("bert", "bert-cls", budget=int(1.8 * nbytes)) as (first, second):
+        second.ready().result(60)
+        assert first.status().weights is WeightsState.UNLOADED
+        assert second.embed(_job(0, _input(10))).result(60).num_tokens == 3
+        assert second.status().is_idle
+
+
+def test_what_waits_when_the_server_stops_hears_of_it() -> None:
+    with _engines("bert") as (client,):
+        held = threading.Event()
+        client.call(lambda worker: held.wait(60))
+        answer = client.embed(_job(0, _input(10)))
+        assert not client.status().is_idle
+        closing = threading.Thread(target=client.close, kwargs={"now": True, "timeout_s": 60})
+        closing.start()
+        held.set()
+        closing.join()
+        assert isinstance(answer.exception(60), ShuttingDown) or answer.result().num_tokens == 3
+        with pytest.raises(ShuttingDown):
+            client.embed(_job(1, _input(10)))
+
+
+def test_clearing_drops_vectors_and_the_accounts_are_right() -> None:
+    with _engines("bert") as (client,):
+        client.embed(_job(0, _input(10))).result(60)
+        client.clear().result(60)
+        assert client.embed(_job(1, _input(10))).result(60).num_repeated == 0
+        checked: Future[None] = Future()
+
+        def check(worker: Worker) -> None:
+            worker.check()
+            checked.set_result(None)
+
+        client.call(check)
+        checked.result(60)
+
+
+def test_a_chat_model_says_that_it_makes_none() -> None:
+    with _engines("llama") as (client,):
+        assert isinstance(client.embed(_job(0, _input(10))).exception(60), EngineFailed)
