@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 MLX := $(if $(filter Darwin,$(shell uname -s)),metal,cpu)
 WITH_MLX = $(if $(filter metal,$(MLX)),,$(MLX))
 
-.PHONY: help demo cluster-demo serve test test-all test-matrix test-laws test-soak test-clients check format docs bench bench-device mutants matrix retrain retrain-pictures clean
+.PHONY: help demo cluster-demo serve test test-all test-matrix test-laws test-soak test-clients check format docs bench bench-device mutants matrix retrain release retrain-pictures clean
 
 help: ## what can be made
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -90,8 +90,11 @@ $(TRAIN)/.made: $(VENV)/.can-run
 	$(TRAIN)/bin/python -m pip install -q "torch==2.13.0" numpy tokenizers safetensors
 	@touch $@
 
+release: $(VENV)/.can-release ## wheel, sdist and Homebrew formula, checked, in dist/: make release URL=where-the-sdist-will-be
+	$(BIN)/python -m tools.release $(if $(URL),--url "$(URL)")
+
 clean: ## remove what `make` made
-	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis .import_linter_cache site
+	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis .import_linter_cache site dist
 
 # The marks say which extras are installed, and are older than pyproject.toml when they have to be installed again.
 $(VENV)/.made: tools/venv.sh
@@ -104,6 +107,10 @@ $(VENV)/.can-run: $(VENV)/.made pyproject.toml
 
 $(VENV)/.can-cluster: $(VENV)/.can-run pyproject.toml
 	tools/venv.sh install $(VENV) "$(WITH_MLX)" cluster
+	@touch $@
+
+$(VENV)/.can-release: $(VENV)/.can-run pyproject.toml
+	tools/venv.sh install $(VENV) "$(WITH_MLX)" release
 	@touch $@
 
 $(VENV)/.can-test: $(VENV)/.can-run pyproject.toml
