@@ -127,7 +127,7 @@ def sides(name: str, hidden: int) -> Generator[tuple[DraftSide, DraftSide]]:
         sizes = {"hidden_size": hidden, "intermediate_size": 4 * hidden, "num_hidden_layers": 4}
         config |= {"text_config": {**config["text_config"], **sizes}} if "text_config" in config else sizes
         build_model(Path(folder), config)
-        pair = DraftSide(Path(folder), drafts="auto"), DraftSide(Path(folder), drafts="off")
+        pair = DraftSide(Path(folder), drafts="always"), DraftSide(Path(folder), drafts="off")
         try:
             yield pair
         finally:

@@ -102,7 +102,7 @@ class GuessedSide:
         self._text: list[int] = []
         self._guesses: list[tuple[int, int]] = []
         """The position of the first token of each guess, and the token."""
-        self.engine = EngineClient(Settings(model=str(model), drafts="auto", is_audit_off=True, **settings))
+        self.engine = EngineClient(Settings(model=str(model), drafts="always", is_audit_off=True, **settings))
         self.engine.start()
         self.engine.call(self._prepare)
 

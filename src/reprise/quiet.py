@@ -1,7 +1,7 @@
 """Whether the machine is better left alone: on a low battery, in low-power mode, and when it is hot.
 
 Then nothing is computed or written that nobody waits for: next turns are not settled, answers not audited, and prefixes
-not written to disk.
+not written to disk. Heads and draft models do not guess either: much of what they compute is rejected.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ def pair(request: pytest.FixtureRequest) -> Iterator[tuple[httpx.Client, httpx.C
     """A server that drafts whatever it can, and one that never does."""
     settings: dict[str, Any] = {"is_audit_off": True, "settles": False, "accepts_any_model": True, **KEYS}
     with (
-        real_server(request.param, make_passes_free, drafts="auto", **settings) as drafting,
+        real_server(request.param, make_passes_free, drafts="always", **settings) as drafting,
         real_server(request.param, **settings) as plain,
     ):
         yield drafting, plain

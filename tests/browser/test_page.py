@@ -528,13 +528,13 @@ def ask_again(server: httpx.Client) -> None:
 @pytest.fixture(scope="module")
 def drafting() -> Iterator[httpx.Client]:
     """A server after an answer that was drafted."""
-    with real_server(prepare=make_passes_free, drafts="auto") as server:
+    with real_server(prepare=make_passes_free, drafts="always") as server:
         ask_again(server)
         yield server
 
 
 def test_drafts_are_shown_by_source(browser: Any) -> None:
-    with real_server(prepare=make_passes_free, drafts="auto", settles=False) as server:
+    with real_server(prepare=make_passes_free, drafts="always", settles=False) as server:
         context = browser.new_context(viewport={"width": 1400, "height": 900})
         page = context.new_page()
         page.goto(str(server.base_url))

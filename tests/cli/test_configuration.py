@@ -95,7 +95,7 @@ VALUES: dict[str, tuple[str, object, object]] = {
     "kv_group_size": ("32", 32, 32),
     "max_queue": ("3", 3, 3),
     "max_batch": ("2", 2, 2),
-    "drafts": ("auto", "auto", "auto"),
+    "drafts": ("exact", "exact", "exact"),
     "mtp": ("off", "off", "off"),
     "draft_model": ("small", "small", "small"),
     "background": ("never", "never", "never"),

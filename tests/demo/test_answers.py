@@ -134,7 +134,7 @@ _SMALL_STEPS = {"prefill_chunk": 16, "max_batch": 2}
 @pytest.mark.matrix
 @pytest.mark.parametrize(
     "settings",
-    [_LITTLE_MEMORY | _SMALL_STEPS | {"drafts": "auto"}, {"drafts": "auto"}, _LITTLE_MEMORY, _SMALL_STEPS],
+    [_LITTLE_MEMORY | _SMALL_STEPS | {"drafts": "always"}, {"drafts": "auto"}, _LITTLE_MEMORY, _SMALL_STEPS],
     ids=str,
 )
 def test_chats_about_the_same_people_in_turn(settings: dict[str, Any]) -> None:

@@ -115,7 +115,7 @@ def asked(engine: DrivenEngine, prompt: Sequence[int], *, num: int = 40, **optio
 
 @pytest.mark.parametrize(
     "settings",
-    now_and_later([{"prefill_chunk": 32, "shares_from": 40}], [{"cache_bytes": 900_000}, {"drafts": "auto"}, {}]),
+    now_and_later([{"prefill_chunk": 32, "shares_from": 40}], [{"cache_bytes": 900_000}, {"drafts": "always"}, {}]),
     ids=["shared buffers", "little memory", "drafts", "plain"],
 )
 def test_grown_cut_branched_edited_and_batched_chats_are_answered_right(settings: dict[str, object]) -> None:

@@ -98,6 +98,7 @@ class DrivenEngine:
         """
         # What runs while idle is for tests that ask for it.
         settings.setdefault("is_audit_off", True)
+        settings.setdefault("drafts", "off")
         self.settings = Settings(
             model=str(model if isinstance(model, Path) else tiny_model(model)),
             cache_bytes=Bytes(cache_bytes) if cache_bytes is not None else None,

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -13,10 +12,7 @@ import pytest
 from reprise.core.backend import DraftSource
 from reprise.core.events import FinishReason, Sampled
 from reprise.core.job import Sampling, Thinking
-from reprise.core.tokens import Tokens, join_tokens
 from reprise.drafts.benefit import PASS_SIZES, PassCosts
-from reprise.engine.running.live_sequence import LiveSequence
-from reprise.engine.running.runner import Runner
 from reprise.loop.worker import Worker
 from tests.loop.driving import GREEDY, DrivenEngine, SubmittedJob
 from tests.loop.test_reuse import words
@@ -48,7 +44,8 @@ def make_passes_free(worker: Worker) -> None:
 @pytest.fixture(scope="module", params=["llama", "gemma3_text", "qwen3_5", "mamba2"])
 def pair(request: pytest.FixtureRequest) -> Iterator[tuple[DrivenEngine, DrivenEngine]]:
     """One engine that drafts whatever it can, and one that never does."""
-    drafting, plain = DrivenEngine(request.param, max_batch=4, drafts="auto"), DrivenEngine(request.param, max_batch=4)
+    drafting = DrivenEngine(request.param, max_batch=4, drafts="always")
+    plain = DrivenEngine(request.param, max_batch=4)
     drafting.ask(make_passes_free)
     yield drafting, plain
     drafting.close()
@@ -247,7 +244,7 @@ def test_a_preempted_answer_goes_on_as_without_drafts() -> None:
     expected = [plain.cold(prompt, num=40) for prompt in prompts]
     plain.close()
     # Room for one and a half.
-    tight = DrivenEngine("qwen3_5", cache_bytes=1_200_000, drafts="auto")
+    tight = DrivenEngine("qwen3_5", cache_bytes=1_200_000, drafts="always")
     tight.ask(make_passes_free)
     for _ in range(2):
         assert [each.wait().tokens for each in tight.submit_all(prompts, num=40)] == expected
@@ -260,44 +257,5 @@ def test_no_draft_is_made_where_they_are_off() -> None:
     first, again = engine.run(prompt, num=24), engine.run(prompt, num=24)
     assert first.tokens == again.tokens
     assert again.end.outcome.num_drafted == 0
-    assert engine.loop.status().drafts is None
-    engine.close()
-
-
-@pytest.mark.matrix
-@pytest.mark.parametrize("architecture", ["llama", "qwen3_5"])
-def test_exact_drafts_use_only_passes_that_equal_single_steps(
-    architecture: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Also where a draft has any length, and where tokens are fed again behind a rejected one."""
-    true_logits, fed = Runner.logits, set[int]()
-
-    def logits(self: Runner, live: LiveSequence, chunk: Tokens) -> mx.array:
-        return true_logits(self, live, chunk) + (1e-6 if len(chunk) == 5 else 0)
-
-    monkeypatch.setattr(Runner, "logits", logits)
-    engine = DrivenEngine(architecture, drafts="exact")
-
-    class Noted(FreePasses):
-        def note(self, num_tokens: int, seconds: float) -> None:
-            fed.add(num_tokens)
-
-    def note_passes(worker: Worker) -> None:
-        assert worker.drafts is not None and worker.drafts.sizes == (1, 2, 4)
-        worker.drafts.costs = Noted()
-
-    engine.ask(note_passes)
-    prompt = words(797, 60)
-    for _ in range(2):
-        engine.run(prompt, sampling=SAMPLED, num=24)
-        engine.run(join_tokens(prompt, words(798, 3)), sampling=SAMPLED, num=24)
-    assert max(fed) in (2, 3, 4), fed
-    engine.close()
-
-
-def test_where_no_pass_equals_single_steps_exact_drafts_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    true_logits = Runner.logits
-    monkeypatch.setattr(Runner, "logits", lambda self, live, chunk: true_logits(self, live, chunk) + len(chunk))
-    engine = DrivenEngine("llama", drafts="exact")
     assert engine.loop.status().drafts is None
     engine.close()

@@ -15,7 +15,7 @@ PROMPT = words(1, 300)
 
 def started(start: Restarts, model: str = "llama", **options: object) -> DrivenEngine:
     """An engine that drafts whatever it can."""
-    engine = start(model, drafts="auto", **options)
+    engine = start(model, drafts="always", **options)
     engine.ask(make_passes_free)
     return engine
 

@@ -51,7 +51,7 @@ def _run(engine: DrivenEngine, architecture: str, *, seed: int, num_bursts: int,
 @pytest.mark.parametrize("architecture", ["llama", "gpt_oss", "qwen3_5"])
 def test_a_follower_holds_what_the_engine_holds(start: Start, architecture: str) -> None:
     """With room for all; `test_a_follower_never_differs` has little."""
-    engine, following = start(architecture, drafts="auto")
+    engine, following = start(architecture, drafts="always")
     seen = _run(engine, architecture, seed=1, num_bursts=12, has_room=True)
     assert seen.reused > 0 and seen.compared > 0
     num = engine.ask(lambda worker: following.check())
@@ -63,7 +63,7 @@ def test_a_follower_holds_what_the_engine_holds(start: Start, architecture: str)
 @pytest.mark.soak
 @pytest.mark.parametrize("architecture", ["llama", "gpt_oss", "qwen3_5", "gemma3_text", "mamba2"])
 def test_a_follower_never_differs(start: Start, architecture: str) -> None:
-    engine, following = start(architecture, cache_bytes=600_000, drafts="auto")
+    engine, following = start(architecture, cache_bytes=600_000, drafts="always")
     for seed in range(times(3)):
         _run(engine, architecture, seed=seed, num_bursts=14, has_room=False)
         assert engine.ask(lambda worker: following.check()) > 0
@@ -73,7 +73,7 @@ def test_a_follower_never_differs(start: Start, architecture: str) -> None:
 def test_every_operation_is_run_by_a_follower(start: Start) -> None:
     names: set[str] = set()
     for architecture, seed in (("llama", 1), ("qwen3_5", 2)):
-        engine, following = start(architecture, cache_bytes=600_000, drafts="auto")
+        engine, following = start(architecture, cache_bytes=600_000, drafts="always")
         _run(engine, architecture, seed=seed, num_bursts=10, has_room=False)
         num = engine.ask(lambda worker, following=following: following.check())
         engine.loop.clear().result(60)

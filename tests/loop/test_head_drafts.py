@@ -71,9 +71,9 @@ def with_head(kind: str, **settings: Any) -> DrivenEngine:
     if "+" in kind:
         model, companion = kind.split("+")
         settings["load"] = partial(with_companion, loaded(model), nearly(companion, 0.05))
-        engine = DrivenEngine(model, drafts="auto", **settings)
+        engine = DrivenEngine(model, drafts="always", **settings)
     else:
-        engine = DrivenEngine(headed_model(kind), **settings)
+        engine = DrivenEngine(headed_model(kind), drafts="always", **settings)
     engine.ask(guess_always)
     return engine
 
@@ -268,11 +268,11 @@ def test_after_a_restore_the_head_guesses_as_after_a_cold_run(start: Restarts, m
             cold[name] = guesses.real
     for name, each in asked.items():
         for is_restarted in (False, True):
-            engine = start(headed_model("qwen3_5"))
+            engine = start(headed_model("qwen3_5"), drafts="always")
             engine.ask(guess_always)
             engine.run(prompt, num=12)
             if is_restarted:
-                engine = start(headed_model("qwen3_5"))
+                engine = start(headed_model("qwen3_5"), drafts="always")
                 engine.ask(guess_always)
             guesses = Guesses(engine)
             answer = engine.run(each, num=12)
@@ -285,7 +285,7 @@ def test_after_a_restore_the_head_guesses_as_after_a_cold_run(start: Restarts, m
 def test_records_with_a_head_are_not_for_the_model_without(start: Restarts) -> None:
     prompt = words(2970, 200)
     for number, mtp in enumerate(("auto", "off", "auto", "off")):
-        answer = start(headed_model("qwen3_5"), mtp=mtp).run(prompt, num=4)
+        answer = start(headed_model("qwen3_5"), mtp=mtp, drafts="always").run(prompt, num=4)
         assert (answer.end.outcome.num_loaded > 0) == (number > 1), mtp
         if number == 1:
             prompt = [*prompt, *answer.tokens, 5, 6]
@@ -323,7 +323,7 @@ def test_preempted_requests_are_answered_as_without(architecture: str) -> None:
     with closing(DrivenEngine(headed_model(architecture), mtp="off")) as plain:
         prompts = [words(2980 + i, 300) for i in range(3)]
         expected = [plain.cold(prompt, num=40) for prompt in prompts]
-    with closing(DrivenEngine(headed_model(architecture))) as roomy:
+    with closing(DrivenEngine(headed_model(architecture), drafts="always")) as roomy:
         needed = roomy.ask(lambda worker: worker.runner.most_live_nbytes(340, chunk=340))
     with closing(with_head(architecture, cache_bytes=needed * 2)) as tight:
         for _ in range(2):
@@ -333,7 +333,7 @@ def test_preempted_requests_are_answered_as_without(architecture: str) -> None:
 
 @pytest.mark.matrix
 def test_a_head_that_is_never_right_costs_next_to_nothing() -> None:
-    with closing(DrivenEngine(headed_model("qwen3_5"))) as engine:
+    with closing(DrivenEngine(headed_model("qwen3_5"), drafts="always")) as engine:
 
         def cost_a_quarter(worker: Worker) -> None:
             assert worker.drafts is not None and worker.head is not None
@@ -359,8 +359,3 @@ def test_without_drafts_the_head_is_not_loaded() -> None:
     with closing(DrivenEngine(headed_model("qwen3_5"), drafts="off")) as engine:
         assert engine.model.head is None
         assert engine.ask(lambda worker: worker.head) is None
-
-
-def test_a_model_without_a_head_does_not_draft_by_itself() -> None:
-    with closing(DrivenEngine("qwen3_5")) as engine:
-        assert engine.ask(lambda worker: worker.drafts) is None

@@ -165,7 +165,7 @@ def test_requests_that_take_turns_in_a_small_memory_encode_each_image_once(famil
 
 @pytest.mark.parametrize("family", MAIN)
 def test_drafts_behind_images_change_no_answer(family: str) -> None:
-    plain, drafting = SeeingEngine(family, drafts="off"), SeeingEngine(family, drafts="auto")
+    plain, drafting = SeeingEngine(family, drafts="off"), SeeingEngine(family, drafts="always")
     drafting.ask(make_passes_free)
     prompt = plain.chat(["Look: ", ONE, "Say it, say it, say it again and again."])
     expected = plain.cold_answer(prompt, num=40)

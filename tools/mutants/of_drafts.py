@@ -9,9 +9,9 @@ _TRAIL = ("tests/drafts/test_trail.py",)
 _BENEFIT = ("tests/drafts/test_benefit.py",)
 _COSTS = ("tests/drafts/test_costs.py",)
 _LOOP = ("tests/loop/test_drafts.py",)
-_EXACT = (*_LOOP, "-k", "exact")
 _ASSISTANT = ("tests/engine/test_assistant.py",)
 _SEEING = ("tests/vision/test_heads_that_see.py",)
+_TRIAL = ("tests/drafts/test_trial_of_passes.py",)
 _HEAD = ("tests/engine/test_head.py",)
 _COMPANION = ("tests/engine/test_companion.py",)
 _GUESSES = ("tests/loop/test_head_drafts.py",)
@@ -248,10 +248,24 @@ DRAFTS_MUTANTS = (
         _TOLD,
     ),
     _mutant(
-        "Runner.exact_size",
-        "exact drafts use passes of sizes that were not tried",
+        "PassTrial._run",
+        "drafts use passes of sizes that were not tried",
         "range(2, most + 1)",
         "(2, 4, 8, 16, 32)",
-        _EXACT,
+        _TRIAL,
+    ),
+    _mutant(
+        "are_same",
+        "passes that choose other tokens are the same",
+        "is_near and np.array_equal(several.argmax(axis=-1), single.argmax(axis=-1))",
+        "is_near",
+        _TRIAL,
+    ),
+    _mutant(
+        "PassCosts.worthwhile",
+        "passes that save nothing are drafted for",
+        "size >= _WORTHWHILE * self.relative(size)",
+        "size >= 0",
+        _TRIAL,
     ),
 )

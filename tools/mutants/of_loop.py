@@ -183,7 +183,7 @@ LOOP_MUTANTS = (
     _mutant(
         "Worker.has_work",
         "the loop does not sleep while all wait for the disk",
-        "len(self.requests) == 0 and (not self.cache.is_compact or self.audit.due_in_s == 0)",
+        "len(self.requests) == 0 and (not self.cache.is_compact or 0 in self._idle_dues)",
         "not self.cache.is_compact",
         _READ_AHEAD,
     ),

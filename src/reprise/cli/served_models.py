@@ -58,7 +58,7 @@ class EngineGroup:
     @property
     def nbytes(self) -> int:
         """Of the weights that it loads, a draft model's too, as far as their files are here."""
-        draft = self.settings.draft_model if self.settings.draft_mode != "off" else None
+        draft = self.settings.draft_model if self.settings.drafts != "off" else None
         found = [self.directory, None if draft is None else _directory(draft)]
         return sum(weights_nbytes(directory) for directory in found if directory is not None)
 

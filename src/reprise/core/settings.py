@@ -20,6 +20,7 @@ from reprise.core.options import (
     MODEL,
     NAMED_DIRECTORIES,
     NBYTES,
+    OFF,
     SWITCH,
     TABLE,
     TEMPLATE,
@@ -44,7 +45,8 @@ DISK_DAILY_WRITES = Bytes(150 * 10**9)
 NEVER, ALWAYS = "never", "always"
 BACKGROUND_MODES = (AUTO, NEVER, ALWAYS)
 """When next turns are settled, answers audited, and prefixes written to disk."""
-DRAFT_MODES = ("auto", "off", "exact")
+DRAFTS_EXACT, DRAFTS_ALWAYS = "exact", "always"
+DRAFT_MODES = (AUTO, OFF, DRAFTS_EXACT, DRAFTS_ALWAYS)
 IMAGES = ("auto", "off")
 EMBEDDERS = ("auto", "off", "cls", "mean", "last", "yes-no")
 LOG_FORMATS = ("text", "json")
@@ -453,15 +455,16 @@ class Settings:
     ] = 64
     max_batch: Annotated[int, _load("max-batch", _COUNT, "Most sequences to decode together.")] = 8
     drafts: Annotated[
-        str | None,
+        str,
         _load(
             "drafts",
             one_of(*DRAFT_MODES),
-            "off, auto or exact. Draft answers from earlier text and verify several tokens per pass. Answers stay the "
-            "same; `exact` only uses passes whose logits equal those of single steps to the last bit. Off if not set, "
-            "auto with a head or a draft model.",
+            "auto, off, exact or always. Draft answers from earlier text, or by a head or a draft model, and verify "
+            "several tokens per pass. auto: in passes of the sizes that choose the same tokens as single steps, which "
+            "is tried on this device after the start; exact: only if their logits are equal to the last bit; always: "
+            "in all, though a choice between two tokens that are as likely may then depend on the size.",
         ),
-    ] = None
+    ] = AUTO
     mtp: Annotated[
         str,
         _load(
@@ -496,11 +499,6 @@ class Settings:
         int,
         _load("max-stall-ms", number(least=1, metavar="MS"), "Longest gap between two tokens of an answer to aim for."),
     ] = 100
-
-    @property
-    def draft_mode(self) -> str | None:
-        """How answers are drafted: one of `DRAFT_MODES`; None: as the model has a head or not."""
-        return self.drafts if self.drafts is not None or self.draft_model is None else "auto"
 
     @property
     def head_source(self) -> str:

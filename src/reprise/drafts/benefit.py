@@ -12,6 +12,10 @@ from reprise.core.backend import DraftSource
 
 PASS_SIZES = (1, 2, 4, 8, 16, 32)
 """Pass sizes in tokens that drafts fill up to: on real devices, the cost between two sizes is not smooth."""
+TRIED_SIZES = (1, 2, 3, 4, 5, 6, 8, 12, 16, 17, 32)
+"""Those whose costs a trial measures: they rise in steps, which may be anywhere between the others."""
+_WORTHWHILE = 1.1
+"""What a pass must save at least, if all of its draft is right: less may be a mistake of the trial."""
 
 _KEPT = 63
 """Most measurements kept of a pass size. Their median counts: one pass that was held up changes nothing."""
@@ -79,7 +83,9 @@ class PassCosts:
     programs and longer prompts make all passes slower.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, sizes: Sequence[int] = PASS_SIZES) -> None:
+        """`sizes`: those that drafts fill up to; what lies between two of them costs as much as the larger one."""
+        self.sizes = sizes
         self._singles: deque[float] = deque(maxlen=_KEPT_SINGLES)
         """Seconds of the last passes over one token."""
         self._one_s: float | None = None
@@ -99,7 +105,7 @@ class PassCosts:
 
     def note(self, num_tokens: int, seconds: float) -> None:
         """Record a pass over `num_tokens` that took `seconds`."""
-        num_tokens = min(num_tokens, PASS_SIZES[-1])
+        num_tokens = min(num_tokens, self.sizes[-1])
         self._num += 1
         if self._num % (_STALE // 4) == 0:
             self._forget()
@@ -166,12 +172,12 @@ class PassCosts:
     @property
     def largest(self) -> int:
         """The largest pass to try: one size beyond those measured, so that a trial never costs much."""
-        seen = max([1, *self._seen, *self._unsettled])
-        return PASS_SIZES[min(bisect_right(PASS_SIZES, seen), len(PASS_SIZES) - 1)] if self.is_known else 1
+        seen, sizes = max([1, *self._seen, *self._unsettled]), self.sizes
+        return sizes[min(bisect_right(sizes, seen), len(sizes) - 1)] if self.is_known else 1
 
     def relative(self, num_tokens: int) -> float:
         """The cost of a pass over `num_tokens`, as a multiple of one over a single token."""
-        num_tokens = min(num_tokens, PASS_SIZES[-1])
+        num_tokens = min(num_tokens, self.sizes[-1])
         if num_tokens not in self._estimates:
             self._estimates[num_tokens] = self._estimate(num_tokens)
         return self._estimates[num_tokens]
@@ -204,7 +210,7 @@ class PassCosts:
     @property
     def _sizes(self) -> list[int]:
         """The sizes measured of those that drafts fill up to, in order; the first one is 1."""
-        return [size for size in PASS_SIZES if size == 1 or size in self._seen or size in self._unsettled]
+        return [size for size in self.sizes if size == 1 or size in self._seen or size in self._unsettled]
 
     def _expected(self, num_tokens: int) -> float:
         """What others let expect of a pass over so many tokens.
@@ -213,7 +219,7 @@ class PassCosts:
         to it; or extrapolated from the two largest ones below it.
         """
         costs = {size: self._median(size) for size in self._sizes}
-        size = PASS_SIZES[bisect_left(PASS_SIZES, num_tokens)]
+        size = self.sizes[bisect_left(self.sizes, num_tokens)]
         if size > num_tokens and size in costs:
             return costs[size]
         below, above = [s for s in costs if s < num_tokens], [s for s in costs if s > num_tokens]
@@ -223,6 +229,19 @@ class PassCosts:
             return costs[last] + part * (costs[above[0]] - costs[last])
         slope = (costs[last] - costs[below[-2]]) / (last - below[-2]) if len(below) > 1 else 0.0
         return costs[last] + max(_OPTIMISM, slope) * (num_tokens - last)
+
+    def worthwhile(self, largest: int) -> tuple[int, ...]:
+        """The sizes of up to `largest` tokens that can save time, by what was measured; the first one is 1.
+
+        Of several on one step, as expensive as each other, the largest.
+        """
+        sizes = sorted({*(size for size in self.sizes if size < largest), largest})
+        found: list[int] = []
+        for size in reversed(sizes[1:]):
+            is_on_step = len(found) > 0 and self.relative(found[-1]) <= self.relative(size) * _MARGIN
+            if not is_on_step and size >= _WORTHWHILE * self.relative(size):
+                found.append(size)
+        return (1, *reversed(found))
 
     def table(self) -> dict[int, float]:
         """Milliseconds by tokens, of the sizes measured."""

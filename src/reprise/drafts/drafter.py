@@ -350,6 +350,10 @@ class RequestDrafts:
         `is_chosen`: a pass was run ahead, so this step verifies nothing, and nothing is computed for it.
         """
         costs = self._drafts.costs
+        if len(self._drafts.sizes) == 1:
+            # Until it is known which passes may verify, none is held back for them.
+            self.holds_back = False
+            return None
         self.holds_back = costs.wants_single
         if most < 1 or not costs.is_known or costs.wants_single:
             return None

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 
 from reprise.cache.payload import Payload
 from reprise.core.clock import Clock
-from reprise.drafts.benefit import PASS_SIZES
-from reprise.drafts.drafter import Draft, Drafts, EarlierTexts
+from reprise.drafts.drafter import Draft
 from reprise.engine.running.live_sequence import LiveSequence
-from reprise.engine.running.runner import Runner, TokenFailure, TokenResult
+from reprise.engine.running.runner import TokenFailure, TokenResult
 from reprise.loop.requests import Decoding, Prefilling, RunningRequest
 from reprise.loop.sequences import SequencePool
 from reprise.schedule.state import Slice, Speed
-
-log = logging.getLogger("reprise.loop")
 
 
 class Executor:
@@ -123,20 +119,3 @@ def _lives(requests: Sequence[RunningRequest]) -> list[LiveSequence]:
     lives = [request.live for request in requests if request.live is not None]
     assert len(lives) == len(requests), "every request of a pass runs"
     return lives
-
-
-def make_drafts(runner: Runner, mode: str | None, *, earlier: EarlierTexts) -> Drafts | None:
-    """The drafts of a model; None if they are off or it cannot verify them. `mode`: see `Settings.draft_mode`."""
-    if mode == "off" or (mode is None and not runner.can_guess) or not runner.can_verify:
-        return None
-    most = max(PASS_SIZES)
-    if mode == "exact":
-        most = runner.exact_size(most)
-        if most == 1:
-            log.warning(
-                "no pass over several tokens equals single steps on this device, so --drafts exact has no effect"
-            )
-            return None
-        log.info("drafts are verified in passes of up to %d tokens, whose logits equal those of single steps", most)
-    sizes = (*(size for size in PASS_SIZES if size < most), most)
-    return Drafts(rewinds=runner.loaded.blueprint.rewinds, sizes=sizes, earlier=earlier)

@@ -9,6 +9,7 @@ from reprise.core.clock import Clock
 from reprise.core.tokens import as_tokens
 from reprise.drafts.benefit import DraftAccount, DraftCosts
 from reprise.drafts.drafter import Draft, Drafts
+from reprise.quiet import why_quiet
 
 if TYPE_CHECKING:
     from reprise.loop.requests import RunningRequest
@@ -18,22 +19,34 @@ if TYPE_CHECKING:
 class DraftingHead:
     """What guesses for a model beside it, its costs, and what it has saved so far."""
 
-    def __init__(self, sequences: SequencePool, drafts: Drafts, *, nbytes: int, is_model: bool, clock: Clock) -> None:
-        """`nbytes`: of its weights. `is_model`: it is a companion, a model of its own."""
+    def __init__(
+        self,
+        sequences: SequencePool,
+        drafts: Drafts,
+        *,
+        nbytes: int,
+        is_model: bool,
+        background: str,
+        clock: Clock,
+    ) -> None:
+        """`nbytes`: of its weights. `is_model`: it is a companion, a model of its own. `background`: see `Settings`."""
         self.sequences = sequences
         self.drafts = drafts
+        self.background = background
         self.clock = clock
         self.costs = DraftCosts(relative=nbytes / max(1, sequences.runner.loaded.nbytes))
         self.account = DraftAccount()
         self.source = DraftSource.DRAFT_MODEL if is_model else DraftSource.HEAD
 
     @staticmethod
-    def of(sequences: SequencePool, drafts: Drafts, *, clock: Clock) -> DraftingHead | None:
+    def of(sequences: SequencePool, drafts: Drafts, *, background: str, clock: Clock) -> DraftingHead | None:
         """The head of the model of these sequences; None if it has none."""
         head = sequences.runner.loaded.head
         if head is None or not head.is_there:
             return None
-        return DraftingHead(sequences, drafts, nbytes=head.nbytes, is_model=head.is_model, clock=clock)
+        return DraftingHead(
+            sequences, drafts, nbytes=head.nbytes, is_model=head.is_model, background=background, clock=clock
+        )
 
     def follow(self, request: RunningRequest) -> HeadDrafts:
         """Its drafts for the answer to this request."""
@@ -66,9 +79,9 @@ class HeadDrafts:
         return self._head.costs.step_s(self._head.drafts.costs)
 
     def is_ready(self, *, saving_s: float, num_left: int) -> bool:
-        """Whether its guesses have not cost more so far than they brought."""
+        """Whether its guesses have not cost more so far than they brought, and the machine is not to be left alone."""
         self._settle()
-        return not self._head.account.is_overdrawn
+        return not self._head.account.is_overdrawn and why_quiet(self._head.background) is None
 
     def draft(self, num: int) -> Draft | None:
         head, live = self._head, self._request.live

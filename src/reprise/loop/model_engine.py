@@ -25,15 +25,18 @@ from reprise.core.errors import (
 )
 from reprise.core.events import Event, Finished, FinishReason
 from reprise.core.job import Job, Purpose
-from reprise.core.settings import Settings
+from reprise.core.settings import DRAFTS_ALWAYS, OFF, Settings
 from reprise.disk.store.cache import DiskCache
 from reprise.engine.memory import paging_hint
 from reprise.engine.models.adapters import SharedBases
 from reprise.engine.models.companion import with_companion
+from reprise.engine.models.heads import HeadFacts
 from reprise.engine.models.load import LoadedModel, load_model
 from reprise.engine.running.batching import reason_to_run_alone
+from reprise.engine.running.pass_trial import why_never_the_same
 from reprise.loop.admission import Gate
 from reprise.loop.disk import OpenedDisks
+from reprise.loop.draft_trial import tolerance_of
 from reprise.loop.inspection import status_of
 from reprise.loop.inspection_queue import InspectionQueue
 from reprise.loop.preemption import Preemption
@@ -402,7 +405,19 @@ class ModelEngine:
             return self._load()
         settings = self._settings
         loaded = self._host.bases.load(settings, downloads=downloads)
-        if settings.draft_model is None or settings.draft_mode == "off" or loaded.embedder is not None:
+        has_head = loaded.head is not None and loaded.head.is_there
+        if (not has_head and settings.draft_model is None) or settings.drafts == OFF or loaded.embedder is not None:
+            return loaded
+        if settings.drafts != DRAFTS_ALWAYS:
+            why = why_never_the_same(loaded, tolerance=tolerance_of(settings.drafts))
+            if why is not None:
+                place = loaded.head.place if has_head and loaded.head is not None else str(settings.draft_model)
+                log.warning("%s is not loaded, as it would draft nothing: %s (see --drafts always)", place, why)
+                # First it is dropped: what shares its weights would keep the head.
+                del loaded
+                loaded = self._host.bases.load(replace(settings, mtp=OFF), downloads=downloads)
+                return replace(loaded, head=HeadFacts(reason=why))
+        if settings.draft_model is None:
             return loaded
         companion = load_model(
             settings.draft_model,

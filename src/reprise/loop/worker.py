@@ -34,8 +34,9 @@ from reprise.engine.running.runner import SHARES_FROM, Runner, TokenFailure, Tok
 from reprise.loop.admission import Gate
 from reprise.loop.audit import Audit
 from reprise.loop.disk import OpenedDisks
+from reprise.loop.draft_trial import DraftTrial, make_drafts
 from reprise.loop.embedding import EmbeddingQueue
-from reprise.loop.executor import Executor, make_drafts
+from reprise.loop.executor import Executor
 from reprise.loop.head_drafts import DraftingHead
 from reprise.loop.preemption import Preemption
 from reprise.loop.prefixes import RequestPrefixes
@@ -95,7 +96,7 @@ class Worker:
         least = self.runner.most_live_nbytes(_LEAST_TOKENS, chunk=min(chunk, _LEAST_TOKENS))
         self.drafts = make_drafts(
             self.runner,
-            settings.draft_mode,
+            settings.drafts,
             earlier=lambda namespace: (
                 [] if self.disk.cache is None else self.disk.cache.newest_texts(namespace, most=EARLIER_TOKENS)
             ),
@@ -116,8 +117,15 @@ class Worker:
         self.sequences = SequencePool(self.runner, self.cache, self.memory, chunk=chunk)
         self.requests = RequestTable(self.sequences, gate, clock=clock)
         self.executor = Executor(self.sequences, context=context, clock=clock)
-        self.head = None if self.drafts is None else DraftingHead.of(self.sequences, self.drafts, clock=clock)
+        self.head = (
+            None
+            if self.drafts is None
+            else DraftingHead.of(self.sequences, self.drafts, background=settings.background, clock=clock)
+        )
         """None: the model has no head, or nothing is drafted."""
+        self._trial = (
+            None if self.drafts is None else DraftTrial(self.runner, self.memory, self.drafts, settings, clock=clock)
+        )
         self._allowance = StepAllowance(self.limits.max_stall_s, clock=clock)
         self.disk = DiskTier(
             disks.take(loaded, footprint),
@@ -143,7 +151,7 @@ class Worker:
         """None: the model makes text."""
         kept = () if self.embedding is None else (self.embedding.kept.release_one,)
         features = self.runner.features
-        first = (self.audit.give_up, *kept, features.release_one)
+        first = (self._give_up_trial, self.audit.give_up, *kept, features.release_one)
         last = (self.prefixes.unpin_first, features.release_needed)
         self.memory.reclaim_from(*first, *self.sequences.reclaimers, *last)
         executor = self.executor
@@ -255,6 +263,11 @@ class Worker:
             return  # They wait for the disk.
         if self.cache.compact(max_entries=self.sequences.max_compacted) > 0:
             return
+        if self._trial is not None and self._trial.due_in_s == 0:
+            if self._trial.step():
+                self.drafts = self.head = self._trial = None
+            self.sequences.measure()
+            return
         device_memory.give_back()
         if log.isEnabledFor(logging.DEBUG):
             self.cache.check()
@@ -264,6 +277,14 @@ class Worker:
             self.disk.clear(wrong.job.namespace)
             tokens = join_tokens(wrong.job.prompt.tokens, as_tokens(wrong.tokens))
             self.cache.drop_path(tokens, namespace=wrong.job.namespace)
+
+    @property
+    def is_tried(self) -> bool:
+        """Whether it is known which passes may verify drafts."""
+        return self._trial is None or self._trial.due_in_s is None
+
+    def _give_up_trial(self) -> bool:
+        return self._trial is not None and self._trial.give_up()
 
     # Requests arrive and are admitted.
 
@@ -534,18 +555,23 @@ class Worker:
         """Whether `step` has something to do now."""
         runs = self.num_embedding > 0 or any(not request.is_loading for request in self.requests.values())
         # Idle work needs an empty table: a job that waits for the disk prevents it.
-        idles = len(self.requests) == 0 and (not self.cache.is_compact or self.audit.due_in_s == 0)
+        idles = len(self.requests) == 0 and (not self.cache.is_compact or 0 in self._idle_dues)
         return runs or idles or self.disk.due_in_s == 0
 
     @property
     def wakes_in_s(self) -> float | None:
         """Seconds until there is something to do without a command (a write, a pin that expires); None: never."""
         until = self.cache.pins.total().until
-        audits = self._is_loaded and len(self.requests) == 0
-        dues = [self.disk.due_in_s, self.audit.due_in_s if audits else None]
+        idles = self._is_loaded and len(self.requests) == 0
+        dues = [self.disk.due_in_s, *(self._idle_dues if idles else ())]
         dues += [max(0.0, until - self._clock()) if until != float("inf") else None]
         naps = [due_s for due_s in dues if due_s is not None]
         return min([_LONGEST_NAP_S, *naps]) if naps else None
+
+    @property
+    def _idle_dues(self) -> tuple[float | None, ...]:
+        """Seconds until idle work is due; None: never."""
+        return self.audit.due_in_s, None if self._trial is None else self._trial.due_in_s
 
     def _prefill_s(self, start: int, stop: int) -> float | None:
         """How long the positions ``[start, stop)`` of a prompt take; None before anything was computed."""
@@ -584,6 +610,7 @@ class Worker:
                 self.cancel(request.id)
         assert not self.requests.running, "running requests need the weights"
         self.audit.give_up()
+        self._give_up_trial()
         weights = ref(self.runner.loaded.model)
         self._is_loaded = False
         self.runner.loaded = self.runner.loaded.without_weights()
@@ -595,6 +622,7 @@ class Worker:
         assert on_engine_thread()
         self.disk.close()
         self.audit.give_up()
+        self._give_up_trial()
         self.requests.reset_cache()
         self.runner.features.clear()
         if self.embedding is not None:

@@ -80,6 +80,13 @@ def with_companion(loaded: LoadedModel, companion: LoadedModel) -> LoadedModel:
         why = "it takes images" if loaded.vision is not None else "its tokens cannot be undone"
         log.warning("the draft model %s has no effect on %s: %s", companion.name, loaded.name, why)
         return loaded
+    if companion.context is not None and (loaded.context is None or companion.context < loaded.context):
+        log.warning(
+            "the draft model %s was made for %d tokens, fewer than %s: behind them its drafts may be worth nothing",
+            companion.name,
+            companion.context,
+            loaded.name,
+        )
     blueprint, own = loaded.blueprint, companion.blueprint
     if blueprint.layout.resumes_anywhere and not own.layout.resumes_anywhere:
         log.warning(

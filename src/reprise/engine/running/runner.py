@@ -36,8 +36,6 @@ from reprise.memory import Memory
 SHARES_FROM = 4096
 """Shorter sequences are copied: that is quick, and their spare capacity would outweigh what sharing saves."""
 
-_SHORT, _LONG = 64, 1100
-"""Lengths of the texts on which passes of several sizes are compared with single steps."""
 _SPARE = 512
 """Spare entries, besides a sixteenth of the length, with which a sequence is still worth keeping idle."""
 
@@ -284,6 +282,14 @@ class Runner:
         mx.eval(logits, rows.arrays())
         return logits
 
+    def logits_undone(self, live: LiveSequence, chunk: Tokens) -> mx.array:
+        """Like `logits`, of a pass as it verifies a draft: the sequence is as before."""
+        rows = self._gather([live])
+        logits = self._feed(rows, np.asarray(chunk)[None], may_be_undone=True)[0]
+        mx.eval(logits, rows.arrays())
+        self._undo(rows, len(chunk))
+        return logits
+
     def begin_decode(self, live: LiveSequence, job: Job, *, keeps_row: bool = False, is_audited: bool = False) -> None:
         """Start to decode a sequence near its prompt's end: the next pass takes what is left. Raises BadRequest."""
         live.sampler = TokenSampler(job, vocab_size=self.loaded.vocab_size)
@@ -405,35 +411,6 @@ class Runner:
         )
         guessed = model.guess(request, rows.caches)
         return [int(token) for token in cast(list[int], guessed.tolist())]
-
-    def exact_size(self, most: int) -> int:
-        """The largest pass size up to `most` such that passes up to this size equal single steps bit by bit.
-
-        Compared are the logits of the next tokens of a made-up text, after so many passes of each size that their
-        effect on the layers shows as well. A short text is continued with every size, since a pass also takes tokens
-        again that a rejected draft left unfed; a long one with some, since devices have other kernels for it.
-        """
-        num = most
-        for start, sizes in ((_SHORT, range(2, most + 1)), (_LONG, (2, 3, 4, 8, 16, most))):
-            if self.loaded.context is not None and start + num > self.loaded.context:
-                break
-            single = self._logits_in_passes(1, start=start, num=num)
-            for size in sizes:
-                if size <= most and not np.array_equal(self._logits_in_passes(size, start=start, num=num), single):
-                    most = size - 1
-        return most
-
-    def _logits_in_passes(self, size: int, *, start: int, num: int) -> npt.NDArray[np.float32]:
-        """Logits after each of `num` tokens behind a text of `start` tokens, in passes over up to `size` tokens."""
-        tokens = np.arange(start + num, dtype=np.int32) % self.loaded.vocab_size
-        live = self.begin()
-        try:
-            for at in range(0, start, _SHORT):
-                self.prefill([live], [tokens[at : min(at + _SHORT, start)]])
-            passes = [self.logits(live, tokens[at : at + size]) for at in range(start, len(tokens), size)]
-            return np.array(mx.concatenate(passes, axis=0).astype(mx.float32))
-        finally:
-            self.drop(live)
 
     def catch_up(self, live: LiveSequence) -> None:
         """Feed the tokens that a rejected draft left unfed, so that the layers are at the answer's position."""

@@ -1,0 +1,116 @@
+"""Whether and with which passes a model drafts: tried on this device while nobody waits, before the first draft."""
+
+from __future__ import annotations
+
+import logging
+
+from reprise.core.clock import Clock
+from reprise.core.settings import AUTO, DRAFTS_ALWAYS, DRAFTS_EXACT, OFF, Settings
+from reprise.drafts.benefit import PASS_SIZES, TRIED_SIZES, PassCosts
+from reprise.drafts.drafter import Drafts, EarlierTexts
+from reprise.engine.running.pass_trial import NEAR_TIE, SHORT, PassTrial
+from reprise.engine.running.runner import Runner
+from reprise.memory import Memory
+from reprise.quiet import why_quiet
+
+log = logging.getLogger("reprise.loop")
+
+_MOST_S = 20.0
+"""Seconds of passes after which larger ones are not tried."""
+_RETRY_S = 10.0
+"""How long to wait before checking again whether the machine has room and rest for it."""
+
+
+def make_drafts(runner: Runner, mode: str, *, earlier: EarlierTexts) -> Drafts | None:
+    """The drafts of a model; None if they are off or it cannot verify them. `mode`: one of `DRAFT_MODES`.
+
+    Unless they are made always, nothing is drafted until a `DraftTrial` has set the sizes.
+    """
+    if mode == OFF or not runner.can_verify:
+        return None
+    sizes = PASS_SIZES if mode == DRAFTS_ALWAYS else PASS_SIZES[:1]
+    return Drafts(rewinds=runner.loaded.blueprint.rewinds, sizes=sizes, earlier=earlier)
+
+
+def tolerance_of(mode: str) -> float:
+    """By how much logits of a pass that verifies drafts may differ from those of single steps."""
+    return 0.0 if mode == DRAFTS_EXACT else NEAR_TIE
+
+
+class DraftTrial:
+    """Sets the sizes of a model's drafts, and what passes of them cost, by a trial that gives way to any request."""
+
+    def __init__(self, runner: Runner, memory: Memory, drafts: Drafts, settings: Settings, *, clock: Clock) -> None:
+        self._runner = runner
+        self._memory = memory
+        self._drafts = drafts
+        self._tolerance = tolerance_of(settings.drafts)
+        self._background = settings.background
+        self._clock = clock
+        self._trial: PassTrial | None = None
+        self._spent_s = 0.0
+        self._next_s = 0.0
+        self._is_over = settings.drafts == DRAFTS_ALWAYS
+
+    @property
+    def due_in_s(self) -> float | None:
+        """Seconds until there is something to do if the server stays idle; None: never."""
+        return None if self._is_over else max(0.0, self._next_s - self._clock())
+
+    def give_up(self) -> bool:
+        """Free the memory of the trial, which restarts later. False if there is none."""
+        if self._trial is None:
+            return False
+        self._trial.stop()
+        self._trial = None
+        return True
+
+    def step(self) -> bool:
+        """Run its next pass. Returns whether it is over and nothing can be drafted."""
+        if self.due_in_s != 0:
+            return False
+        if not self._may_run:
+            self.give_up()
+            self._next_s = self._clock() + _RETRY_S
+            return False
+        if self._trial is None:
+            self._spent_s = 0.0
+            costs = self._drafts.costs = PassCosts(TRIED_SIZES)
+            self._trial = PassTrial(
+                self._runner, TRIED_SIZES, tolerance=self._tolerance, note=costs.note, clock=self._clock
+            )
+        trial, started_s = self._trial, self._clock()
+        try:
+            trial.advance()
+        except Exception:
+            log.exception("the trial of drafts failed")
+            trial.largest, trial.is_over = 1, True
+        self._spent_s += self._clock() - started_s
+        return self._end(trial.largest) if trial.is_over or self._spent_s > _MOST_S else False
+
+    @property
+    def _may_run(self) -> bool:
+        # With `never` it runs all the same: it is asked for once, and drafts are not made in the background.
+        if self._background == AUTO and why_quiet(AUTO) is not None:
+            return False
+        most = PassTrial.num_positions(self._runner.loaded.context)
+        return self._trial is not None or self._memory.fits(self._runner.most_live_nbytes(most, chunk=SHORT))
+
+    def _end(self, largest: int) -> bool:
+        self.give_up()
+        self._is_over = True
+        sizes = self._drafts.costs.worthwhile(largest) if largest > 1 else (1,)
+        if len(sizes) == 1:
+            why = "give the same as single steps" if largest == 1 else "save time"
+            log.info(
+                "answers are not drafted: no passes over several tokens %s on this device (see --drafts always)", why
+            )
+            return True
+        self._drafts.sizes = sizes
+        log.info(
+            "drafts are verified in passes of up to %d tokens, which %s on this device (costs, in single steps: %s)",
+            sizes[-1],
+            "equal single steps to the last bit" if self._tolerance == 0 else "choose the same tokens as single steps",
+            ", ".join(f"{size}: {self._drafts.costs.relative(size):.1f}" for size in sizes[1:]),
+        )
+        return False

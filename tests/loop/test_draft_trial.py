@@ -1,0 +1,124 @@
+"""Drafts are on by default where a trial, run while nobody waits, shows that their passes give the same tokens."""
+
+import time
+from collections.abc import Sequence
+from contextlib import closing
+
+import mlx.core as mx
+import pytest
+
+from reprise.core.settings import Settings
+from reprise.core.tokens import Tokens
+from reprise.engine.running.runner import LiveSequence, Runner
+from reprise.loop.worker import Worker
+from tests.loop.driving import PATIENCE_S, DrivenEngine
+from tests.loop.test_drafts import FreePasses
+from tests.loop.test_reuse import words
+from tests.models.headed import headed_model
+
+
+def sizes_after_trial(engine: DrivenEngine) -> tuple[int, ...] | None:
+    """The sizes of the engine's drafts once the trial is over; None: it drafts nothing."""
+    deadline_s = time.monotonic() + PATIENCE_S
+
+    def state(worker: Worker) -> tuple[bool, tuple[int, ...] | None]:
+        return worker.is_tried, None if worker.drafts is None else worker.drafts.sizes
+
+    while time.monotonic() < deadline_s:
+        is_tried, sizes = engine.ask(state)
+        if is_tried:
+            return sizes
+        time.sleep(0.01)
+    raise AssertionError("the trial did not end")
+
+
+@pytest.fixture
+def all_pay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a device where every pass costs the same."""
+
+    def free(sizes: Sequence[int]) -> FreePasses:
+        return FreePasses()
+
+    monkeypatch.setattr("reprise.loop.draft_trial.PassCosts", free)
+
+
+def test_drafts_are_the_default() -> None:
+    assert Settings(model="any").drafts == "auto"
+
+
+@pytest.mark.usefixtures("all_pay")
+@pytest.mark.parametrize("architecture", ["llama", "qwen3_5"])
+def test_after_the_trial_answers_are_drafted_and_stay_the_same(architecture: str) -> None:
+    prompt = words(3100, 90)
+    with (
+        closing(DrivenEngine(architecture, drafts="auto")) as drafting,
+        closing(DrivenEngine(architecture, drafts="off")) as plain,
+    ):
+        expected = plain.run(prompt, num=32).tokens
+        assert drafting.run(prompt, num=32).tokens == expected
+        sizes = sizes_after_trial(drafting)
+        assert sizes is not None and sizes[-1] == 32
+        again = drafting.run(prompt, num=32)
+        assert again.tokens == expected and again.end.outcome.num_accepted > 10
+        # What the trial computed is neither counted nor kept.
+        assert drafting.ask(lambda worker: worker.runner.num_sequences) == plain.ask(lambda w: w.runner.num_sequences)
+        drafting.ask(lambda worker: worker.check())
+
+
+@pytest.mark.usefixtures("all_pay")
+def test_a_trial_gives_way_to_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    true, seen = Runner.logits_undone, list[int]()
+
+    def slow(self: Runner, live: LiveSequence, chunk: Tokens) -> mx.array:
+        seen.append(len(chunk))
+        time.sleep(0.02)
+        return true(self, live, chunk)
+
+    monkeypatch.setattr(Runner, "logits_undone", slow)
+    with closing(DrivenEngine("llama", drafts="auto")) as engine:
+        deadline_s = time.monotonic() + PATIENCE_S
+        while not seen and time.monotonic() < deadline_s:
+            time.sleep(0.005)
+        answer = engine.run(words(3110, 40), num=4)
+        assert len(answer.tokens) == 4 and len(seen) < 33
+        assert sizes_after_trial(engine) is not None
+
+
+@pytest.mark.usefixtures("all_pay")
+def test_where_passes_differ_nothing_is_drafted(monkeypatch: pytest.MonkeyPatch) -> None:
+    true = Runner.logits
+
+    def other(self: Runner, live: LiveSequence, chunk: Tokens) -> mx.array:
+        return true(self, live, chunk) + 0.1 * len(chunk)
+
+    monkeypatch.setattr(Runner, "logits", other)
+    with closing(DrivenEngine("llama", drafts="auto")) as engine:
+        assert sizes_after_trial(engine) is None
+        assert engine.loop.status().drafts is None
+        assert len(engine.run(words(3120, 40), num=4).tokens) == 4
+
+
+def test_a_head_that_could_draft_nothing_is_not_kept(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def never(several: object, single: object, *, tolerance: float) -> bool:
+        return False
+
+    monkeypatch.setattr("reprise.engine.running.pass_trial.are_same", never)
+    with (
+        closing(DrivenEngine(headed_model("qwen3_5"), drafts="exact")) as engine,
+        closing(DrivenEngine(headed_model("qwen3_5"), drafts="off")) as plain,
+    ):
+        head = engine.model.head
+        assert head is not None and not head.is_there and "passes over two tokens" in head.reason
+        assert engine.model.nbytes == plain.model.nbytes
+        assert engine.model.fingerprint == plain.model.fingerprint
+    assert "--drafts always" in caplog.text
+
+
+@pytest.mark.usefixtures("all_pay")
+def test_a_head_drafts_where_the_trial_allows_it() -> None:
+    with closing(DrivenEngine(headed_model("qwen3_5"), drafts="auto")) as engine:
+        assert engine.model.head is not None and engine.model.head.is_there
+        assert sizes_after_trial(engine) is not None
+        assert engine.ask(lambda worker: worker.head) is not None
