@@ -1,5 +1,6 @@
 """Every option of `reprise serve` reaches its field of `Settings`; what cannot be is refused in a sentence."""
 
+import json
 import re
 import socket
 from dataclasses import fields
@@ -87,7 +88,7 @@ OPTIONS: dict[str, tuple[list[str], object]] = {
     "records_text": (["--record-text"], True),
     "max_queue": (["--max-queue", "3"], 3),
     "max_batch": (["--max-batch", "2"], 2),
-    "drafts": (["--drafts", "auto"], "auto"),
+    "drafts": (["--drafts", "exact"], "exact"),
     "mtp": (["--mtp", "off"], "off"),
     "draft_model": (["--draft-model", "small"], "small"),
     "background": (["--background", "never"], "never"),
@@ -159,6 +160,17 @@ def test_a_value_that_cannot_be_is_refused(words: list[str], served: list[Settin
     assert result.exit_code == 2
     assert "Traceback" not in result.output
     assert served == []
+
+
+def test_a_head_from_a_folder_and_a_draft_model_are_not_taken_together(tmp_path: Path, served: list[Settings]) -> None:
+    both = ["--mtp", str(tmp_path), "--draft-model", "small"]
+    result = CliRunner().invoke(app, ["serve", "somewhere", *both])
+    assert result.exit_code == 2 and "only one can" in " ".join(result.output.split())
+    table = {"fast": {"model": "somewhere", "mtp": str(tmp_path), "draft-model": "small"}}
+    result = CliRunner().invoke(app, ["serve", "fast", "--models", json.dumps(table)])
+    assert result.exit_code == 2 and "only one can" in " ".join(result.output.split())
+    assert served == []
+    assert CliRunner().invoke(app, ["serve", "somewhere", "--mtp", "off", "--draft-model", "small"]).exit_code == 0
 
 
 @pytest.mark.parametrize(("error", "status"), [(LoadFailed("No such model."), 2), (EngineLost("It has died."), 75)])

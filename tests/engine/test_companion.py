@@ -1,5 +1,6 @@
 """A companion guesses from states that are the model's too, and leaves them as they are."""
 
+from dataclasses import replace
 from functools import partial
 
 import mlx.core as mx
@@ -58,3 +59,15 @@ def test_states_with_a_companion_are_those_of_another_model(pair: tuple[LoadedMo
     assert len({model.fingerprint, companion.fingerprint, both.fingerprint}) == 3
     assert both.nbytes == model.nbytes + companion.nbytes
     assert both.held_nbytes == both.nbytes
+
+
+def test_a_companion_that_was_made_for_shorter_texts_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    model, companion = loaded("gemma3_text"), loaded("llama")
+    with_companion(replace(model, context=100), replace(companion, context=100))
+    with_companion(replace(model, context=None), replace(companion, context=None))
+    assert caplog.text == ""
+    with_companion(replace(model, context=101), replace(companion, context=100))
+    assert "was made for 100 tokens" in caplog.text
+    caplog.clear()
+    with_companion(replace(model, context=None), replace(companion, context=100))
+    assert "was made for 100 tokens" in caplog.text

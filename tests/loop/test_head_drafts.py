@@ -359,3 +359,11 @@ def test_without_drafts_the_head_is_not_loaded() -> None:
     with closing(DrivenEngine(headed_model("qwen3_5"), drafts="off")) as engine:
         assert engine.model.head is None
         assert engine.ask(lambda worker: worker.head) is None
+
+
+@pytest.mark.parametrize("background", ["auto", "never", "always"])
+def test_nothing_guesses_on_a_machine_that_is_left_alone(background: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("reprise.quiet.MACHINE.reason", "hot")
+    with closing(with_head("qwen3_5", background=background)) as engine:
+        drafted = engine.run(words(2990, 60), num=16).end.outcome.drafted
+        assert ("head" in drafted) == (background == "always")

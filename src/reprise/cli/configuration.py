@@ -11,14 +11,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, replace
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import platformdirs
 import typer
 
 from reprise.cli.models import model_directories
 from reprise.cli.refuse import refuse
-from reprise.core.options import NBYTES, Option, TableFault
+from reprise.core.options import AUTO, NBYTES, OFF, Option, TableFault
 from reprise.core.settings import ONE_MODEL, OPTIONS, Settings, settings_of
 from reprise.core.sizes import Bytes
 
@@ -133,7 +133,20 @@ def choose(
     Raises ValueError with a sentence for a bad value.
     """
     chosen = {name: _choose(name, OPTIONS[name], given, environment, file) for name in (*names, "models")}
+    _check_who_drafts({name: each.value for name, each in chosen.items()})
     return Configuration(chosen=chosen, file=file)
+
+
+def _check_who_drafts(values: Mapping[str, Any]) -> None:
+    """Refuse two that would draft for one model. Raises ValueError."""
+    tables: list[Mapping[str, Any]] = list(cast(Mapping[str, Mapping[str, Any]], values.get("models") or {}).values())
+    both = [("mtp", "draft_model"), *(("mtp", "draft-model") for _ in tables)]
+    for (head, small), each in zip(both, [values, *tables], strict=True):
+        if each.get(small) is not None and each.get(head, AUTO) not in (AUTO, OFF):
+            raise ValueError(
+                f"--mtp {each[head]} and --draft-model {each[small]} would both draft for the model, and only one "
+                "can. Leave one of them out."
+            )
 
 
 def read_file(path: Path, *, is_required: bool) -> ConfigurationFile:
