@@ -1,4 +1,4 @@
-"""Plays recorded agent sessions through our server and mlx-lm's with the same memory: tokens computed, and waits.
+"""Plays recorded agent sessions through our server, mlx-lm's and mlx-vlm's with the same memory: tokens, and waits.
 
     python -m bench.agents sessions.jsonl.gz [--layers llama] [--sessions 5] [--requests 14] [--live 1] [--divide 64]
 
@@ -9,7 +9,8 @@ send it. Each request goes to every server before the next one; nothing is compu
 
 `--room`: the memory for prefixes, in prompts as long as the longest; what runs comes on top, on every server, or with
 `--total` not on ours, whose bound counts it. Ours is played without a bound, too: what the bound alone costs is the
-difference. `--vs`: another server with the same model and memory, which runs already.
+difference. mlx-vlm's server takes part where the extra `vision` is installed, with its prefix cache on, which is off by
+default. `--vs`: another server with the same model and memory, which runs already.
 
 Computed ÷ oracle: the oracle remembers every prompt, and computes what none of them began with. Counts are exact; times
 are for comparison within a run.
@@ -19,9 +20,11 @@ import argparse
 import gzip
 import heapq
 import json
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from itertools import chain, count, islice
 from pathlib import Path
 from random import Random
@@ -31,7 +34,7 @@ from typing import Any
 import httpx
 import numpy as np
 
-from bench.rivals import MODELS, model
+from bench.rivals import MODELS, for_mlx_vlm, model
 from reprise.chat.rendering.render import Renderer
 from reprise.chat.request import ChatRequest, Message
 from reprise.core.tokens import Tokens
@@ -52,7 +55,7 @@ _GROWTH = 512
 
 _HEADINGS = "server       requests     prompt   computed  ÷ oracle    p50 ms    p95 ms"
 
-OURS, ENDLESS = "reprise", "no bound"
+OURS, ENDLESS, MLX_VLM = "reprise", "no bound", "mlx-vlm"
 _NO_BOUND = "64GB"
 
 Blocks = tuple[int, ...]
@@ -170,6 +173,39 @@ def _words(seed: str, num: int) -> str:
     return " ".join(Random(seed).choices(WORDS, k=num))
 
 
+class _BoundedMlxVlm(Side):
+    """mlx-vlm's server with its prefix cache of so many bytes, in memory alone."""
+
+    def __init__(self, path: Path, nbytes: int) -> None:
+        super().__init__(MLX_VLM)
+        self._original, self._path, self._nbytes = path, str(path), nbytes
+
+    def _connect(self, running: ExitStack) -> httpx.Client:
+        port = free_port()
+        url = f"http://127.0.0.1:{port}"
+        # Bytes alone decide: by default it keeps 2,048 blocks of 16 tokens, and the states of two prompts.
+        options = {
+            "APC_ENABLED": "1",
+            "APC_DISK_ENABLED": "0",
+            "APC_MEMORY_MAX_GB": f"{self._nbytes / (1 << 30):.9f}",
+            "APC_NUM_BLOCKS": str(_MOST_ENTRIES),
+            "APC_CHECKPOINT_ENTRIES": str(_MOST_ENTRIES),
+            "HF_HUB_OFFLINE": "1",
+        }
+        self._path = str(running.enter_context(for_mlx_vlm(self._original)))
+        command = (sys.executable, "-m", "mlx_vlm.server", "--model", self._path, "--host", "127.0.0.1")
+        server = ServerProcess((*command, "--port", str(port)), url=url, environment=options)
+        self._process = running.enter_context(server)
+        return running.enter_context(httpx.Client(base_url=url))
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid
+
+    def adapted(self, post: Post) -> Post:
+        return replace(post, body={**post.body, "model": self._path})
+
+
 class _BoundedMlxLm(MlxLmSide):
     """mlx-lm's server with so many bytes for prefixes."""
 
@@ -235,6 +271,7 @@ def main() -> int:
     parser.add_argument("--divide", type=int, default=64, choices=(8, 16, 32, 64))
     parser.add_argument("--room", type=float, default=1.5)
     parser.add_argument("--total", action="store_true", help="our bound is the room alone, what runs included")
+    parser.add_argument("--alone", action="store_true", help="ours, with and without a bound, beside no other")
     parser.add_argument("--vs", action="append", default=[], metavar="URL")
     given = parser.parse_args()
     sessions = [session[: given.requests] for session in islice(sessions_of(given.file), given.sessions)]
@@ -255,7 +292,10 @@ def main() -> int:
         bound = room if given.total else room + running
         ours = RepriseSide(OURS, str(path), "--cache-bytes", str(bound))
         endless = RepriseSide(ENDLESS, str(path), "--cache-bytes", _NO_BOUND)
-        sides: list[Side] = [ours, endless, _BoundedMlxLm(str(path), room)]
+        sides: list[Side] = [ours, endless]
+        if not given.alone:
+            sides.append(_BoundedMlxLm(str(path), room))
+            sides += [_BoundedMlxVlm(path, room)] if find_spec("mlx_vlm") is not None else []
         sides += [UrlSide(url) for url in given.vs]
         total = sum(map(len, prompts))
         print(

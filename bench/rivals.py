@@ -1,10 +1,12 @@
 """Both servers side by side on one tiny model, each a process of its own: ours and mlx-lm's."""
 
+import json
 import tempfile
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from reprise.lab.bench.server_process import ServerProcess, free_port, mlx_lm_command, server
 from reprise.lab.demo.tiny.build import QWEN3_5, build_model
@@ -22,7 +24,15 @@ LLAMA = {
     "max_position_embeddings": 131072,
     "tie_word_embeddings": False,
 }
+GEMMA3 = {
+    **LLAMA,
+    "model_type": "gemma3_text",
+    "sliding_window": 64,
+    "sliding_window_pattern": 2,
+    "query_pre_attn_scalar": 16,
+}
 MODELS = {
+    "gemma3": GEMMA3,
     "llama": LLAMA,
     "qwen3_5": {**QWEN3_5, "text_config": {**QWEN3_5["text_config"], "max_position_embeddings": 131072}},
 }
@@ -39,6 +49,27 @@ def model(name: str) -> Generator[Path]:
     """The directory of a tiny model of this architecture, with a long context."""
     with tempfile.TemporaryDirectory(prefix="reprise-bench-") as folder:
         build_model(Path(folder), MODELS[name])
+        yield Path(folder)
+
+
+@contextmanager
+def for_mlx_vlm(path: Path) -> Generator[Path]:
+    """The same model in a directory that mlx-vlm loads: it wants a Qwen3.5 without a tower named and described so."""
+    config: dict[str, Any] = json.loads((path / "config.json").read_text(encoding="utf-8"))
+    text: dict[str, Any] | None = config.get("text_config")
+    if text is None:
+        yield path
+        return
+    # A position of text has the same number in all three axes, so how they share the rotations changes nothing.
+    rotations = round(text["head_dim"] * text["rope_parameters"]["partial_rotary_factor"]) // 2
+    section = [rotations - 2 * (rotations // 3), rotations // 3, rotations // 3]
+    rope = {**text["rope_parameters"], "mrope_section": section}
+    ends = {name: config[name] for name in ("bos_token_id", "eos_token_id") if name in config}
+    with tempfile.TemporaryDirectory(prefix="reprise-bench-") as folder:
+        for file in path.iterdir():
+            if file.name != "config.json":
+                Path(folder, file.name).symlink_to(file)
+        Path(folder, "config.json").write_text(json.dumps({**text, **ends, "rope_parameters": rope}), encoding="utf-8")
         yield Path(folder)
 
 

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Self
@@ -54,8 +54,17 @@ def free_port() -> int:
 class ServerProcess:
     """One server from its start to its end."""
 
-    def __init__(self, command: Sequence[str], *, url: str | None = None, start_s: float = _START_S) -> None:
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        url: str | None = None,
+        start_s: float = _START_S,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         """Start it, and wait until it answers. `url`: where it will be, None: it prints that.
+
+        `environment`: variables besides this process's own.
 
         Raises ServerFailed with its words if it does not start.
         """
@@ -66,7 +75,8 @@ class ServerProcess:
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
             # The user's own configuration is for the user's own servers.
-            env={name: value for name, value in os.environ.items() if not name.startswith("REPRISE_")},
+            env={name: value for name, value in os.environ.items() if not name.startswith("REPRISE_")}
+            | dict(environment or {}),
         )
         try:
             deadline_s = time.monotonic() + start_s
