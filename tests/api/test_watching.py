@@ -23,7 +23,7 @@ from reprise.api.service.records import record_body
 from reprise.api.service.replay import Replayed
 from reprise.api.service.service import Watcher
 from reprise.api.watch.event_hub import EventHub
-from reprise.api.watch.ledger import Ledger, breaker_bodies
+from reprise.api.watch.ledger import Ledger, breaker_bodies, change_bodies
 from reprise.chat.reasons.explain import ComputedSpan, Explanation
 from reprise.cli.main import app
 from reprise.core.backend import Counts, Status
@@ -76,6 +76,7 @@ def test_the_bar_of_a_request_is_its_prompt_and_its_spans_are_its_first_token(se
     for record in server.get("/v1/cache/requests").json()["data"]:
         assert sum(record["sources"].values()) == record["prompt_tokens"]
         assert record["sources"]["computed"] == record["prefilled"]
+        assert 0 <= record["computed_at_best"] <= record["prefilled"]
         spans = record["spans"]
         assert sum(spans.values()) - spans["render"] == pytest.approx(record["ttft_s"])
         assert min(spans.values()) >= 0
@@ -365,6 +366,11 @@ def test_what_broke_prefixes_is_ranked_by_seconds() -> None:
         ("date changed", 70, 0.7),
         ("evicted", 30, 0.3),
     ]
+    assert [tuple(each.values()) for each in change_bodies(savings)] == [
+        ("date changed", 1, 100, 70),
+        ("tools changed", 1, 100, 100),
+        ("new tokens", 1, 100, 100),
+    ], "the requests of each kind, what was computed of them, and what is computed where nothing was evicted"
     assert (savings.lost, round(savings.lost_s, 6), savings.saved_s) == (30, 0.3, 5.0)
     assert savings.today.today(savings.saved_s) == 5.0
     days[0] = date(2026, 1, 2)

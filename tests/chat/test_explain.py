@@ -223,6 +223,36 @@ def test_edited_messages() -> None:
     assert server.reason(edited_answer) is Reason.EARLIER_MESSAGE_EDITED
 
 
+def test_what_is_taken_out_of_a_chat_that_goes_on_is_cleared_or_summarised() -> None:
+    server = RememberingServer("strips_thinking")
+    long = user("Read this. " + "It rained all day in Paris. " * 40)
+    whole = (system(), ASK, assistant("Sunny."), long, assistant("Rain."), user("And on Monday?" * 60))
+    server.ask(chat(*whole))
+    placeholder = user("Read this. It was taken out.")
+    cleared = (*whole[:3], placeholder, *whole[4:], assistant("Sun."), user("And on Tuesday?"))
+    assert server.reason(chat(*cleared)) is Reason.CONTEXT_CLEARED
+    summary = (*whole[:3], user("Summary: it rained."), assistant("Rain."), user("And on Tuesday?"))
+    assert server.reason(chat(*summary)) is Reason.COMPACTED
+    edited = (
+        *whole[:3],
+        user("Now r" + str(long["content"])[1:]),
+        *whole[4:],
+        assistant("Sun."),
+        user("And on Tuesday?" * 90),
+    )
+    assert server.reason(chat(*edited)) is Reason.EARLIER_MESSAGE_EDITED
+
+
+def test_an_explanation_tells_what_a_cache_that_keeps_everything_would_have_computed() -> None:
+    def of(*accounts: tuple[int, int, Reason]) -> Explanation:
+        spans = tuple(ComputedSpan(span=Span(start, stop), reason=reason) for start, stop, reason in accounts)
+        return Explanation(reason=spans[0].reason, accounts=spans, advice="")
+
+    lost = of((10, 40, Reason.NO_SNAPSHOT), (40, 60, Reason.EVICTED), (60, 65, Reason.CONTEXT_CLEARED))
+    assert (lost.num_at_best, lost.change) == (5, Reason.CONTEXT_CLEARED)
+    assert of((10, 40, Reason.EVICTED)).num_at_best == 0, "an exact repeat"
+
+
 def test_another_chat_with_the_same_system_prompt_branches() -> None:
     server = RememberingServer("strips_thinking")
     server.ask(chat(system(LONG_SYSTEM), ASK))

@@ -15,7 +15,7 @@ from reprise.api.service.models import model_body
 from reprise.api.service.replay import replay
 from reprise.api.service.service import new_request_id
 from reprise.api.watch.event_hub import decode_groups
-from reprise.api.watch.ledger import Ledger, Savings, breaker_bodies
+from reprise.api.watch.ledger import Ledger, Savings, breaker_bodies, change_bodies
 from reprise.api.wire.body_reading import api_router
 from reprise.api.wire.context import InContext, ModelName, Namespace, OfServer
 from reprise.core.backend import DraftSource
@@ -89,6 +89,7 @@ async def overview(context: OfServer, namespace: Namespace, model: ModelName = N
             "quiet": why_quiet(context.settings.background),
         },
         "breakers": breaker_bodies(savings),
+        "changes": change_bodies(savings),
         "health": health_fields(status),
         "models": [] if context.models is None else [model_body(model) for model in context.models.all],
     }

@@ -72,6 +72,7 @@ def record_body(record: Record, verdicts: Mapping[str, Verdict] | None = None) -
         }
     if record.explanation is not None:
         body["reason"] = str(record.explanation.reason)
+        body["computed_at_best"] = record.explanation.num_at_best
         body["explanation"] = explanation_body(record.explanation)
     return body
 

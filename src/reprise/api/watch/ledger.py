@@ -41,6 +41,15 @@ class Breaker:
     notes: tuple[str, ...] = ()
 
 
+@dataclass(slots=True, kw_only=True)
+class ChangeSum:
+    """The requests whose prompts are one thing to what was there before: computed of them, and the least possible."""
+
+    requests: int = 0
+    computed: int = 0
+    at_best: int = 0
+
+
 class SinceMidnight:
     """What of a total that only grows came today. It has to be asked often enough to notice midnight."""
 
@@ -78,6 +87,7 @@ class Savings:
     draft_saved_s: float = 0.0
     """Decode time that drafts saved, compared with passes over one token; less than 0 if they cost more."""
     breakers: dict[Reason, Breaker] = field(default_factory=dict[Reason, Breaker])
+    changes: dict[Reason, ChangeSum] = field(default_factory=dict[Reason, ChangeSum])
 
 
 class Ledger:
@@ -126,6 +136,10 @@ def _add_record(savings: Savings, record: Record) -> None:
 
 def _add_accounts(savings: Savings, record: Record, explanation: Explanation, outcome: Outcome) -> None:
     """Who is to blame for what of a request's prefill, by the tokens of each account."""
+    change = savings.changes.setdefault(explanation.change, ChangeSum())
+    change.requests += 1
+    change.computed += outcome.num_prefilled
+    change.at_best += min(explanation.num_at_best, outcome.num_prefilled)
     computing_s = outcome.prefill_s - outcome.first_pass_s
     for account in explanation.accounts:
         num = min(len(account.span), outcome.num_prefilled)
@@ -161,4 +175,13 @@ def breaker_bodies(savings: Savings) -> list[dict[str, Any]]:
             "notes": list(breaker.notes),
         }
         for reason, breaker in ranked
+    ]
+
+
+def change_bodies(savings: Savings) -> list[dict[str, Any]]:
+    """What was computed of all requests, by what their prompts are to those before them, as JSON; the most first."""
+    ranked = sorted(savings.changes.items(), key=lambda item: item[1].computed, reverse=True)
+    return [
+        {"reason": str(reason), "requests": one.requests, "computed": one.computed, "at_best": one.at_best}
+        for reason, one in ranked
     ]

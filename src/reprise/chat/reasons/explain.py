@@ -55,6 +55,11 @@ ADVICE = {
     ),
     Reason.BREAKER: "A value at the beginning changes on every request: leave it out, or put it at the end.",
     Reason.EARLIER_MESSAGE_EDITED: "The chat was edited: everything after the edit is computed again.",
+    Reason.CONTEXT_CLEARED: (
+        "The client took something out of the middle of the chat: everything after it is computed again. Taking out "
+        "much at once and rarely costs least."
+    ),
+    Reason.COMPACTED: "The client replaced the chat by a summary: everything from there on is computed.",
     Reason.LAST_MESSAGE_EDITED: "The last message was edited: only what follows it is computed.",
     Reason.THINKING_STRIPPED: (
         "The template strips earlier reasoning, or the client does not send it back. Settling computes the stripped "
@@ -86,6 +91,8 @@ ADVICE = {
 
 
 _MISSING = frozenset({Reason.EVICTED, Reason.SLOWER_TO_READ})
+_AVOIDABLE = frozenset({*_MISSING, Reason.NO_SNAPSHOT, Reason.NOT_STORED, Reason.CANCELLED})
+"""What is computed for these reasons was there before: whoever keeps everything would have had it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,6 +120,16 @@ class Explanation:
     shared_text: str = ""
     expected_text: str = ""
     actual_text: str = ""
+
+    @property
+    def num_at_best(self) -> int:
+        """The tokens that a server computes which keeps everything and resumes anywhere: what no prompt had before."""
+        return sum(len(one.span) for one in self.accounts if one.reason not in _AVOIDABLE)
+
+    @property
+    def change(self) -> Reason:
+        """What the prompt is to what was there before, whatever the cache lacked of it."""
+        return self.accounts[-1].reason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -313,7 +330,16 @@ def _classify_message(divergence: Divergence, index: int, role: str | None) -> R
         return Reason.BRANCHED
     last_user = last_user_at(messages)
     is_last = last_user is not None and index >= last_user
-    return Reason.LAST_MESSAGE_EDITED if is_last else Reason.EARLIER_MESSAGE_EDITED
+    return Reason.LAST_MESSAGE_EDITED if is_last else _classify_edit(divergence, previous)
+
+
+def _classify_edit(divergence: Divergence, previous: Rendered) -> Reason:
+    """What an edit before the end did to the chat: one that has gone on and got shorter lost something on the way."""
+    replaced, now = (len(each.prompt) - divergence.position for each in (previous, divergence.rendered))
+    if 2 * now < replaced:
+        return Reason.COMPACTED
+    has_gone_on = len(divergence.rendered.request.messages) > len(previous.request.messages)
+    return Reason.CONTEXT_CLEARED if has_gone_on and now < replaced else Reason.EARLIER_MESSAGE_EDITED
 
 
 def _classify_image(divergence: Divergence) -> Reason | None:
