@@ -36,10 +36,11 @@ _MALFORMED = (KeyError, TypeError, ValueError, OverflowError, RecursionError)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimedRequest:
-    """A request `at_s` seconds after the start, which took `took_s`."""
+    """A request of `agent` `at_s` seconds after the start, which took `took_s`."""
 
     at_s: float
     took_s: float
+    agent: str
     request: Request
 
 
@@ -125,7 +126,11 @@ def _requests_of(session: Mapping[str, Any]) -> list[TimedRequest]:
         if record.get("type") == "subagent":
             streams.append(_AgentLine(records=record["requests"], about=record, start_s=float(record["t"])))
     name = str(session.get("id", ""))
-    timed = [one for stream in streams for one in stream.requests(name, block)]
+    timed = [
+        replace(one, agent=f"{name} {number}")
+        for number, stream in enumerate(streams)
+        for one in stream.requests(name, block)
+    ]
     timed.sort(key=lambda one: one.at_s)
     at_s = 0.0
     played: list[TimedRequest] = []
@@ -173,7 +178,8 @@ class _AgentLine:
                 name=f"{session} {at}",
             )
             started_s = self.start_s + float(record["t"])
-            found.append(TimedRequest(at_s=started_s, took_s=float(record.get("api_time") or 0.0), request=request))
+            took_s = float(record.get("api_time") or 0.0)
+            found.append(TimedRequest(at_s=started_s, took_s=took_s, agent=session, request=request))
         return found
 
 
