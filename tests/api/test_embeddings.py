@@ -207,3 +207,33 @@ def test_openais_library_gets_its_vectors(client: httpx.Client) -> None:
         assert answer.usage.prompt_tokens == answer.usage.total_tokens > 0
         with pytest.raises(openai.BadRequestError, match="llama is a chat model"):
             sdk.embeddings.create(model="llama", input="a")
+
+
+def test_kept_vectors_are_a_part_of_memory() -> None:
+    with real_server("bert") as client:
+        before = client.get("/v1/cache/overview").json()["memory"]["parts"]["embeddings"]
+        client.post("/v1/embeddings", json={"input": list(texts())})
+        after = client.get("/v1/cache/overview").json()["memory"]["parts"]["embeddings"]
+        assert before == 0 and after == len(texts()) * (4 * 32 + 200)
+
+
+_SHAPES = {
+    # As these clients send them, trimmed; what is without effect here is noted in the record, and nothing is refused.
+    "open-webui, openai": ("/v1/embeddings", {"model": "bert", "input": ["a", "boat"]}),
+    "open-webui, ollama": ("/api/embed", {"model": "bert", "input": ["a", "boat"], "truncate": True}),
+    "continue, openai": ("/v1/embeddings", {"model": "bert", "input": ["a", "boat"], "encoding_format": "float"}),
+    "continue, ollama": ("/api/embed", {"model": "bert", "input": ["a", "boat"], "keep_alive": 1800}),
+    "llama.cpp, rerank": ("/v1/rerank", {"model": "bert-rerank", "query": "a", "documents": ["boat"], "top_n": 1}),
+    "text-embeddings-inference, rerank": ("/rerank", {"model": "bert-rerank", "query": "a", "texts": ["boat"]}),
+    "cohere, rerank": (
+        "/v2/rerank",
+        {"model": "bert-rerank", "query": "a", "documents": ["boat"], "max_tokens_per_doc": 512},
+    ),
+}
+
+
+@pytest.mark.parametrize("client_name", _SHAPES)
+def test_bodies_of_clients_are_answered(client: httpx.Client, client_name: str) -> None:
+    path, body = _SHAPES[client_name]
+    response = client.post(path, json=body, headers={"user-agent": client_name})
+    assert response.status_code == 200, response.text

@@ -11,6 +11,7 @@ _MEMORY = ("tests/cache/test_accounts.py",)
 _READ_AHEAD = ("tests/loop/test_read_ahead.py",)
 _INSPECTIONS = ("tests/loop/test_inspection_queue.py",)
 _TREE = ("tests/loop/test_tree_on_disk.py",)
+_EMBEDDING = ("tests/loop/test_embedding.py",)
 _OWN = ("tests/api/test_watching.py", "-k", "key_sees")
 
 
@@ -235,5 +236,40 @@ LOOP_MUTANTS = (
         "self._loaded = self._loaded.without_weights()",
         "pass",
         ("tests/loop/test_models.py", "-k", "frozen or given_back"),
+    ),
+    _mutant(
+        "EmbeddingQueue._end",
+        "a vector of one key answers for another's",
+        "self.kept.keep(each.namespace, each.key, vector.copy())",
+        'self.kept.keep("", each.key, vector.copy())',
+        _EMBEDDING,
+    ),
+    _mutant(
+        "EmbeddingQueue.step",
+        "a pass over embeddings is not cut for other models",
+        "num_others > 0 and self._clock() - since_s >= stall_s",
+        "False",
+        _EMBEDDING,
+    ),
+    _mutant(
+        "EmbeddingQueue._begin",
+        "the input that waits longest is left out for those of like length",
+        "first, *others = list(self._waiting.values())[:_WINDOW]",
+        "first, *others = sorted(self._waiting.values(), key=lambda each: len(each.input.tokens))[:_WINDOW]",
+        _EMBEDDING,
+    ),
+    _mutant(
+        "key_of",
+        "a pair has the vector of the text with its tokens",
+        "digest.update(str(given.num_first).encode())",
+        "pass",
+        _EMBEDDING,
+    ),
+    _mutant(
+        "EngineThread._step",
+        "a model without idle work outlives its keep-alive",
+        "self._wakes_in_s = 0.0",
+        "pass",
+        _EMBEDDING,
     ),
 )

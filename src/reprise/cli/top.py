@@ -27,6 +27,8 @@ _PARTS = (
     ("kept", "KV kept"),
     ("checkpoints", "checkpoints"),
     ("incoming", "coming from disk"),
+    ("images", "images encoded"),
+    ("embeddings", "vectors of texts"),
     ("work", "MLX's work"),
     ("pool", "MLX's free pool"),
     ("other", "everything else"),

@@ -212,7 +212,7 @@ class EdgeTokens:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InspectedMemory:
-    """Bytes. The budget covers `kv` to `images`; the process also holds weights, MLX's pool and more."""
+    """Bytes. The budget covers `kv` to `embeddings`; the process also holds weights, MLX's pool and more."""
 
     budget_nbytes: int | None = None
     weights_nbytes: int = 0
@@ -227,6 +227,8 @@ class InspectedMemory:
     """Read from disk and not in the tree yet."""
     images_nbytes: int = 0
     """What the tower made of images."""
+    embeddings_nbytes: int = 0
+    """Vectors of earlier inputs, for exact repeats; not on the device."""
     device_nbytes: int = 0
     """Everything that MLX uses, including weights."""
     pool_nbytes: int = 0

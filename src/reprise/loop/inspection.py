@@ -172,6 +172,7 @@ def _inspect_memory(worker: Worker, *, weights_nbytes: int) -> InspectedMemory:
         live_nbytes=held(Account.SEQUENCES),
         incoming_nbytes=held(Account.INCOMING),
         images_nbytes=held(Account.IMAGES),
+        embeddings_nbytes=held(Account.EMBEDDINGS),
         device_nbytes=device_memory.used_nbytes(),
         pool_nbytes=device_memory.pool_nbytes(),
         process_nbytes=device_memory.process_nbytes(),

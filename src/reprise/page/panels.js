@@ -6,7 +6,7 @@ import { get, hasKey } from "./server.js";
 import { choose, facts } from "./tree.js";
 
 const PARTS = [["weights", "weights"], ["running", "KV of running requests"], ["kept", "KV kept"], ["checkpoints", "checkpoints"],
-  ["incoming", "coming from disk"], ["work", "MLX’s work"], ["pool", "MLX’s free pool"], ["other", "everything else"]];
+  ["incoming", "coming from disk"], ["images", "images encoded"], ["embeddings", "vectors of texts"], ["work", "MLX’s work"], ["pool", "MLX’s free pool"], ["other", "everything else"]];
 const DRAFTED_FROM = { answer: "the answer itself", prediction: "the client’s prediction", history: "earlier text", grammar: "the grammar", head: "the model’s head", "draft-model": "the draft model" };
 const history = [];
 let last = null, next = null, replayed = null, isReplaying = false;
@@ -54,7 +54,7 @@ function hero({ savings, created }) {
 function memory({ memory: told, disk }) {
   const total = told.process + told.untouched;
   $("memory-note").textContent = `${bytes(told.process)} by the system's count`;
-  const budgeted = told.parts.running + told.parts.kept + told.parts.checkpoints + told.parts.incoming;
+  const budgeted = told.parts.running + told.parts.kept + told.parts.checkpoints + told.parts.incoming + told.parts.images + told.parts.embeddings;
   put($("memory-body"),
     h("div", { class: "parts", role: "img", "aria-label": PARTS.map(([name, label]) => `${label} ${bytes(told.parts[name])}`).join(", ") },
       PARTS.filter(([name]) => told.parts[name] > 0).map(([name]) => h("span", { class: `p-${name}`, style: { flex: `${told.parts[name] / total} 1 0` } }))),

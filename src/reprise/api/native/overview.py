@@ -108,6 +108,7 @@ def _together(memories: Sequence[InspectedMemory], *, weights_nbytes: int) -> In
         live_nbytes=sum(each.live_nbytes for each in memories),
         incoming_nbytes=sum(each.incoming_nbytes for each in memories),
         images_nbytes=sum(each.images_nbytes for each in memories),
+        embeddings_nbytes=sum(each.embeddings_nbytes for each in memories),
     )
 
 
@@ -166,6 +167,8 @@ def memory_body(memory: InspectedMemory) -> dict[str, Any]:
         "pool": memory.pool_nbytes,
     }
     parts["work"] = max(0, memory.device_nbytes - sum(parts.values()) + memory.pool_nbytes)
+    # Behind what the device holds: vectors are NumPy's.
+    parts["embeddings"] = memory.embeddings_nbytes
     rest = memory.process_nbytes - sum(parts.values())
     return {
         "process": memory.process_nbytes,
