@@ -33,7 +33,7 @@ Latest = dict[str, int]
 Order = Callable[[int, str, Latest], tuple[float, int]]
 
 
-class _Waits:
+class SessionWaits:
     """How often agents of each kind were asked for next."""
 
     def __init__(self, trace: Sequence[TimedRequest]) -> None:
@@ -58,7 +58,7 @@ class _Waits:
         return before.request.calls_tool, bisect_right(_PROMPTS, at + 1 - last), bisect_right(_SECONDS, silent_s)
 
 
-class _Kept:
+class _KeptPrompt:
     """What is kept of each agent's path, as blocks, each of which is stored once."""
 
     def __init__(self, room: int, snapshot: int) -> None:
@@ -107,7 +107,7 @@ class _Kept:
 
 def reused(trace: Sequence[TimedRequest], *, room: int, snapshot: int, step: int, order: Order) -> int:
     """Blocks reused; `room` and `snapshot` in blocks."""
-    kept, latest, total = _Kept(room, snapshot), Latest(), 0
+    kept, latest, total = _KeptPrompt(room, snapshot), Latest(), 0
     for at, one in enumerate(trace):
         tokens, answer = one.request.prompt.tokens, one.request.answer
         path = kept.numbered((tokens if answer is None else join_tokens(tokens, answer)).tolist())
@@ -133,7 +133,7 @@ def main() -> int:
     future = FutureKnown(block=block)
     for one in trace:
         future.add(one.request)
-    waits = _Waits(trace)
+    waits = SessionWaits(trace)
     orders: dict[str, Order] = {
         "lru": lambda at, agent, latest: (0.0, latest[agent]),
         "told": lambda at, agent, latest: (waits.rate(at, latest[agent]), latest[agent]),

@@ -13,7 +13,7 @@ import pytest
 from numpy.testing import assert_allclose
 
 from reprise.core.backend import WeightsState
-from reprise.core.embedding import Embedded, EmbeddingInput, EmbeddingJob
+from reprise.core.embedding import EmbeddingInput, EmbeddingJob, EmbeddingResult
 from reprise.core.errors import EngineFailed, OutOfMemory, QueueFull, ShuttingDown
 from reprise.core.settings import Settings
 from reprise.core.tokens import as_tokens
@@ -41,7 +41,7 @@ def _job(number: int, *inputs: EmbeddingInput, namespace: str = "") -> Embedding
 
 
 @dataclass
-class _Queue:
+class _ClockedQueue:
     """A queue with a clock that moves when it is told."""
 
     loaded: LoadedModel
@@ -67,8 +67,8 @@ class _Queue:
         self.now_s += self.tick_s
         return self.now_s
 
-    def add(self, job: EmbeddingJob) -> "Future[Embedded]":
-        answer: Future[Embedded] = Future()
+    def add(self, job: EmbeddingJob) -> "Future[EmbeddingResult]":
+        answer: Future[EmbeddingResult] = Future()
         self.queue.add(job, answer, self.now_s)
         self.queue.check()
         return answer
@@ -85,14 +85,14 @@ class _Queue:
 
 
 def _alone(given: EmbeddingInput, name: str = "bert") -> np.ndarray:
-    one = _Queue(_model(name))
+    one = _ClockedQueue(_model(name))
     answer = one.add(_job(0, given))
     one.steps()
     return answer.result().vectors[0]
 
 
 def test_jobs_of_several_lengths_share_passes_and_get_what_they_get_alone() -> None:
-    one = _Queue(_model())
+    one = _ClockedQueue(_model())
     jobs = [_job(n, *[_input(*range(10, 11 + n + i)) for i in range(3)]) for n in range(4)]
     answers = [one.add(job) for job in jobs]
     assert one.steps() == 1
@@ -103,7 +103,7 @@ def test_jobs_of_several_lengths_share_passes_and_get_what_they_get_alone() -> N
 
 
 def test_an_exact_repeat_computes_nothing() -> None:
-    one = _Queue(_model())
+    one = _ClockedQueue(_model())
     first = one.add(_job(0, _input(10, 11)))
     one.steps()
     again = one.add(_job(1, _input(10, 11), _input(10, 12)))
@@ -117,7 +117,7 @@ def test_an_exact_repeat_computes_nothing() -> None:
 
 
 def test_the_same_input_twice_at_a_time_is_computed_once() -> None:
-    one = _Queue(_model())
+    one = _ClockedQueue(_model())
     jobs = [one.add(_job(0, _input(10), _input(10))), one.add(_job(1, _input(10)))]
     one.steps()
     assert [job.result().num_repeated for job in jobs] == [3, 3]
@@ -125,7 +125,7 @@ def test_the_same_input_twice_at_a_time_is_computed_once() -> None:
 
 
 def test_no_namespace_is_answered_with_what_another_one_computed() -> None:
-    one = _Queue(_model())
+    one = _ClockedQueue(_model())
     for namespace in ("a", "b"):
         answer = one.add(_job(0, _input(10), namespace=namespace))
         assert not answer.done()
@@ -144,24 +144,24 @@ def test_of_a_pair_the_segments_count() -> None:
 
 def test_beside_others_a_pass_is_cut_between_layers() -> None:
     """A step lasts as long as others may wait, and no longer: each look at the clock takes a second here."""
-    one = _Queue(_model(), tick_s=1.0)
+    one = _ClockedQueue(_model(), tick_s=1.0)
     answer = one.add(_job(0, _input(*range(10, 40))))
     # Two layers, and what makes a vector of them.
     assert one.steps(num_others=1) == 3
     assert_allclose(answer.result().vectors[0], _alone(_input(*range(10, 40))), atol=1e-5)
-    alone = _Queue(_model(), tick_s=1.0)
+    alone = _ClockedQueue(_model(), tick_s=1.0)
     alone.add(_job(0, _input(*range(10, 40))))
     assert alone.steps() == 1
 
 
 def test_beside_others_a_pass_has_few_tokens_and_a_decoder_is_cut_between_them() -> None:
     long = EmbeddingInput(tokens=as_tokens(np.arange(300) % 200 + 10))
-    one = _Queue(_model("qwen3"), tick_s=1.0)
+    one = _ClockedQueue(_model("qwen3"), tick_s=1.0)
     answer = one.add(_job(0, long))
     # 64 tokens at a time before its speed is known; then they are joined, and pooled.
     assert one.steps(num_others=1) == 7
     assert_allclose(answer.result().vectors[0], _alone(long, "qwen3"), atol=1e-5)
-    batch = _Queue(_model(), tick_s=1.0)
+    batch = _ClockedQueue(_model(), tick_s=1.0)
     batch.add(_job(0, *[_input(*range(10 + n, 40 + n)) for n in range(8)]))
     batch.steps(num_others=1)
     assert batch.counts["num_prefilled"] == 8 * 32
@@ -169,7 +169,7 @@ def test_beside_others_a_pass_has_few_tokens_and_a_decoder_is_cut_between_them()
 
 def test_a_later_job_does_not_starve_the_one_that_waits() -> None:
     """Inputs of like length go together, but the one that came first is always among them."""
-    one = _Queue(_model())
+    one = _ClockedQueue(_model())
     first = one.add(_job(0, _input(*range(10, 55))))
     others = [one.add(_job(1 + n, *[_input(n + 10, each) for each in range(100, 290)])) for n in range(6)]
     one.queue.step(num_others=0)
@@ -179,7 +179,7 @@ def test_a_later_job_does_not_starve_the_one_that_waits() -> None:
 
 
 def test_what_nobody_waits_for_is_not_computed() -> None:
-    one = _Queue(_model())
+    one = _ClockedQueue(_model())
     gone, stays = one.add(_job(0, _input(10))), one.add(_job(1, _input(11)))
     assert gone.cancel()
     one.steps()
@@ -188,7 +188,7 @@ def test_what_nobody_waits_for_is_not_computed() -> None:
 
 
 def test_a_full_queue_refuses() -> None:
-    one = _Queue(_model(), max_queue=1)
+    one = _ClockedQueue(_model(), max_queue=1)
     first, second = one.add(_job(0, _input(10))), one.add(_job(1, _input(11)))
     assert isinstance(second.exception(), QueueFull)
     one.steps()
@@ -196,7 +196,7 @@ def test_a_full_queue_refuses() -> None:
 
 
 def test_where_there_is_no_room_the_job_fails_and_the_next_is_served() -> None:
-    one = _Queue(_model(), budget=200_000)
+    one = _ClockedQueue(_model(), budget=200_000)
     large = one.add(_job(0, *[_input(*range(10, 50), n) for n in range(60, 100)]))
     one.steps()
     assert isinstance(large.exception(), OutOfMemory)
@@ -206,7 +206,7 @@ def test_where_there_is_no_room_the_job_fails_and_the_next_is_served() -> None:
 
 
 def test_a_pass_that_fails_ends_its_jobs_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    one = _Queue(_model())
+    one = _ClockedQueue(_model())
     monkeypatch.setattr("reprise.engine.running.embedding.mx.eval", lambda *arrays: 1 / 0)
     broken = one.add(_job(0, _input(10)))
     one.steps()

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Any, Protocol, TypeVar
 
-from reprise.core.embedding import Embedded, EmbeddingJob
+from reprise.core.embedding import EmbeddingJob, EmbeddingResult
 from reprise.core.events import Event
 from reprise.core.inspection import (
     WHOLE_TREE,
@@ -296,7 +296,7 @@ class Backend(Protocol):
         """
         ...
 
-    def embed(self, job: EmbeddingJob) -> Future[Embedded]:
+    def embed(self, job: EmbeddingJob) -> Future[EmbeddingResult]:
         """Compute vectors. The caller may cancel the future: what nobody waits for is not computed.
 
         Raises ShuttingDown; QueueFull and other errors are in the future.

@@ -83,7 +83,7 @@ class EmbeddingJob:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Embedded:
+class EmbeddingResult:
     """The vectors of a job, in the order of its inputs, and how they came about; counts in tokens, times in seconds."""
 
     vectors: Vectors

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from reprise.core.clock import Clock
-from reprise.core.embedding import Embedded, EmbeddingInput, EmbeddingJob, Vectors
+from reprise.core.embedding import EmbeddingInput, EmbeddingJob, EmbeddingResult, Vectors
 from reprise.core.errors import OutOfMemory, QueueFull, RepriseError, engine_failed
 from reprise.engine.models.load import LoadedModel
 from reprise.engine.running.embedding import EmbeddingPass
@@ -91,7 +91,7 @@ class _RunningJob:
     """A job, and what it has so far."""
 
     job: EmbeddingJob
-    answer: Future[Embedded]
+    answer: Future[EmbeddingResult]
     arrived_s: float
     vectors: Vectors
     missing: int
@@ -106,7 +106,7 @@ class _RunningJob:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Waiting:
+class _WaitingInput:
     """One input, and the places where its vector goes: also of others that are the same."""
 
     input: EmbeddingInput
@@ -145,9 +145,9 @@ class EmbeddingQueue:
         self._clock = clock
         self.kept = VectorCache(memory)
         self._jobs: dict[str, _RunningJob] = {}
-        self._waiting: OrderedDict[tuple[str, bytes], _Waiting] = OrderedDict()
+        self._waiting: OrderedDict[tuple[str, bytes], _WaitingInput] = OrderedDict()
         self._pass: Iterator[Vectors | None] | None = None
-        self._rows: list[_Waiting] = []
+        self._rows: list[_WaitingInput] = []
         self._tokens_per_s: float | None = None
         self._pass_s = 0.0
 
@@ -159,7 +159,7 @@ class EmbeddingQueue:
         """When the job arrived that waits longest; None: there is none."""
         return min((running.arrived_s for running in self._jobs.values()), default=None)
 
-    def add(self, job: EmbeddingJob, answer: Future[Embedded], arrived_s: float) -> None:
+    def add(self, job: EmbeddingJob, answer: Future[EmbeddingResult], arrived_s: float) -> None:
         """Queue a job, whose `answer` is resolved with its vectors, or with why there are none."""
         if len(self._jobs) >= self._max_queue:
             _fail(answer, QueueFull(f"{len(self._jobs)} requests for embeddings are waiting. Try again in a moment."))
@@ -176,7 +176,7 @@ class EmbeddingQueue:
                 continue
             same = self._waiting.get((job.namespace, key))
             if same is None:
-                same = self._waiting[job.namespace, key] = _Waiting(input=each, key=key, namespace=job.namespace)
+                same = self._waiting[job.namespace, key] = _WaitingInput(input=each, key=key, namespace=job.namespace)
             same.places.append((running, place))
         self._finish_complete()
 
@@ -286,7 +286,7 @@ class EmbeddingQueue:
         for running in [running for running in self._jobs.values() if running.missing == 0]:
             del self._jobs[running.job.id]
             started_s = now_s if running.started_s is None else running.started_s
-            result = Embedded(
+            result = EmbeddingResult(
                 vectors=running.vectors,
                 num_tokens=running.job.num_tokens,
                 num_repeated=running.num_repeated,
@@ -319,6 +319,6 @@ def key_of(given: EmbeddingInput) -> bytes:
     return digest.digest()
 
 
-def _fail(answer: Future[Embedded], error: RepriseError) -> None:
+def _fail(answer: Future[EmbeddingResult], error: RepriseError) -> None:
     with suppress(InvalidStateError):
         answer.set_exception(error)

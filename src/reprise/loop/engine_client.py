@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from reprise.core.backend import Lookup, Status, StoredRun, WeightsState
-from reprise.core.embedding import Embedded, EmbeddingJob
+from reprise.core.embedding import EmbeddingJob, EmbeddingResult
 from reprise.core.errors import QueueFull, RepriseError
 from reprise.core.events import Event
 from reprise.core.inspection import WHOLE_TREE, DiskTree, EdgeTokens, InspectedEviction, Inspection, TreePart
@@ -79,7 +79,7 @@ class EngineClient:
         self._asking = threading.Lock()
         self._pending: set[Future[Any]] = set()
         """What callers wait for."""
-        self._embedding: set[Future[Embedded]] = set()
+        self._embedding: set[Future[EmbeddingResult]] = set()
         """Of that, vectors."""
 
     def start(self) -> LoadedModel:
@@ -166,7 +166,7 @@ class EngineClient:
         if self._thread.failure is not None and self._gate.ended(job.id):
             raise self._thread.failure
 
-    def embed(self, job: EmbeddingJob) -> Future[Embedded]:
+    def embed(self, job: EmbeddingJob) -> Future[EmbeddingResult]:
         arrived_s = time.monotonic()
         return self._call_unless_closed(
             lambda answer: self._engine.embed(job, answer, arrived_s), among=self._embedding

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar
 
 from reprise.core.backend import Status, WeightsState
-from reprise.core.embedding import Embedded, EmbeddingJob
+from reprise.core.embedding import EmbeddingJob, EmbeddingResult
 from reprise.core.errors import (
     CacheNotCleared,
     EngineFailed,
@@ -239,7 +239,7 @@ class ModelEngine:
             worker.cancel(job.id)
         self.publish()
 
-    def embed(self, job: EmbeddingJob, answer: Future[Embedded], arrived_s: float) -> None:
+    def embed(self, job: EmbeddingJob, answer: Future[EmbeddingResult], arrived_s: float) -> None:
         """Queue an embedding job, whose future is resolved with its vectors."""
         worker = self._worker
         if worker is None or worker.embedding is None or (self._refuses_loads and not self.is_loaded):

@@ -19,7 +19,7 @@ from reprise.api.service.embedding import EmbeddingRequest, embed, embedder_of, 
 from reprise.api.service.service import ChatService, new_request_id
 from reprise.api.wire.body_reading import api_router
 from reprise.api.wire.context import FromCaller, InContext, Namespace
-from reprise.core.embedding import Embedded
+from reprise.core.embedding import EmbeddingResult
 
 router = api_router("Ollama", errors=OllamaErrorBody)
 
@@ -37,7 +37,7 @@ class EmbedBody(Body):
     keep_alive: str | float | None = None
 
 
-class EmbeddingsBody(Body):
+class EmbeddingPromptBody(Body):
     """One text."""
 
     model: str | None = None
@@ -70,7 +70,7 @@ async def create_embed(
 
 @router.post("/api/embeddings", response_model=None)
 async def create_embeddings(
-    body: EmbeddingsBody, request: Request, context: InContext, namespace: Namespace, caller: FromCaller
+    body: EmbeddingPromptBody, request: Request, context: InContext, namespace: Namespace, caller: FromCaller
 ) -> Response:
     """The vector of one text."""
     service = context.service
@@ -88,7 +88,7 @@ async def create_embeddings(
 
 async def _embed(
     service: ChatService, texts: list[str], namespace: str, caller: Caller, *, truncates: bool
-) -> Embedded:
+) -> EmbeddingResult:
     embedder = embedder_of(service.served)
     inputs = await service.off_loop(lambda: text_inputs(texts, embedder, truncates=truncates))
     return await embed(

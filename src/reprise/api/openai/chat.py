@@ -9,7 +9,7 @@ from starlette.responses import Response
 from reprise.api.http.sse import DONE, comment_line, data_line
 from reprise.api.openai.chat_body import ChatBody
 from reprise.api.openai.chat_reply import (
-    Head,
+    ChunkHead,
     completion,
     end_chunk,
     piece_chunks,
@@ -65,7 +65,7 @@ class ChatWire(Wire[Reply]):
 
     def __init__(self, context: Context, reply: Reply, *, includes_usage: bool) -> None:
         super().__init__(context, reply, request_id=reply.request.id)
-        self._head = Head(id=reply.request.id, created=int(reply.created), model=self.served.id)
+        self._head = ChunkHead(id=reply.request.id, created=int(reply.created), model=self.served.id)
         self._includes_usage = includes_usage
         self._without_role = set(range(len(reply.running)))
 

@@ -12,7 +12,7 @@ Decode = Callable[[Sequence[int]], str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Head:
+class ChunkHead:
     """What all chunks of a response have in common. `created` in Unix seconds."""
 
     id: str
@@ -55,17 +55,17 @@ def _entry(token: int, logprob: float | None, decode: Decode) -> dict[str, Any]:
     return {"token": text, "logprob": logprob, "bytes": list(text.encode()) if whole else None, "token_id": token}
 
 
-def role_chunk(head: Head, choice: int) -> dict[str, Any]:
+def role_chunk(head: ChunkHead, choice: int) -> dict[str, Any]:
     """A choice's first chunk."""
     return chunk(head, [_choice_chunk(choice, {"role": "assistant", "content": ""})])
 
 
-def waiting_chunk(head: Head) -> dict[str, Any]:
+def waiting_chunk(head: ChunkHead) -> dict[str, Any]:
     """A chunk that says that the answer is not ready yet."""
     return chunk(head, [_choice_chunk(0, {})])
 
 
-def piece_chunks(head: Head, piece: AnswerDelta, decode: Decode) -> list[dict[str, Any]]:
+def piece_chunks(head: ChunkHead, piece: AnswerDelta, decode: Decode) -> list[dict[str, Any]]:
     """A piece of an answer, one chunk for each delta; its log-probabilities go with the first."""
     logprobs = logprobs_body(piece.tokens, decode)
     deltas = [_delta(delta) for delta in piece.deltas] or [{}]
@@ -76,17 +76,17 @@ def piece_chunks(head: Head, piece: AnswerDelta, decode: Decode) -> list[dict[st
     ]
 
 
-def end_chunk(head: Head, ended: AnswerEnd) -> dict[str, Any]:
+def end_chunk(head: ChunkHead, ended: AnswerEnd) -> dict[str, Any]:
     """A choice's last chunk."""
     return chunk(head, [_choice_chunk(ended.choice, {}, finish_reason=str(ended.reason))])
 
 
-def usage_chunk(head: Head, usage: Usage) -> dict[str, Any]:
+def usage_chunk(head: ChunkHead, usage: Usage) -> dict[str, Any]:
     """The stream's last chunk, where it was asked for."""
     return chunk(head, []) | {"usage": usage_body(usage)}
 
 
-def chunk(head: Head, choices: list[dict[str, Any]]) -> dict[str, Any]:
+def chunk(head: ChunkHead, choices: list[dict[str, Any]]) -> dict[str, Any]:
     return {
         "id": head.id,
         "object": "chat.completion.chunk",
@@ -119,7 +119,7 @@ def _delta(delta: Delta) -> dict[str, Any]:
 
 
 def completion(
-    head: Head, ended: Sequence[AnswerEnd], tokens: Mapping[int, Sequence[Sampled]], usage: Usage, decode: Decode
+    head: ChunkHead, ended: Sequence[AnswerEnd], tokens: Mapping[int, Sequence[Sampled]], usage: Usage, decode: Decode
 ) -> dict[str, Any]:
     """A whole chat completion; `tokens` has the tokens of each choice for its log-probabilities, by index."""
     choices: list[dict[str, Any]] = [

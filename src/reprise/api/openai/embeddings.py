@@ -23,7 +23,7 @@ from reprise.api.service.served import Served
 from reprise.api.service.service import ChatService, new_request_id
 from reprise.api.wire.body_reading import api_router
 from reprise.api.wire.context import FromCaller, InContext, Namespace
-from reprise.core.embedding import Embedded, EmbeddingInput, Vectors
+from reprise.core.embedding import EmbeddingInput, EmbeddingResult, Vectors
 from reprise.core.errors import BadRequest
 
 router = api_router("OpenAI")
@@ -104,7 +104,7 @@ def _inputs(body: EmbeddingsBody, served: Served) -> tuple[EmbeddingInput, ...]:
     )
 
 
-def _response(body: EmbeddingsBody, result: Embedded, request_id: str, served: Served) -> Response:
+def _response(body: EmbeddingsBody, result: EmbeddingResult, request_id: str, served: Served) -> Response:
     vectors = shortened(result.vectors, body.dimensions)
     is_packed = body.encoding_format == "base64"
     return JsonResponse(
@@ -126,7 +126,7 @@ def _packed(vectors: Vectors) -> list[str]:
     return [base64.b64encode(vector.astype("<f4").tobytes()).decode() for vector in vectors]
 
 
-def usage_of(result: Embedded) -> dict[str, Any]:
+def usage_of(result: EmbeddingResult) -> dict[str, Any]:
     """Counts as OpenAI gives them; `cached_tokens` are those of exact repeats."""
     return {
         "prompt_tokens": result.num_tokens,

@@ -32,7 +32,7 @@ _SEALED = "reasoning.encrypted_content"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Exchange:
+class _ResponseExchange:
     """One request: what was asked, after which response, and the output so far."""
 
     context: Context
@@ -186,7 +186,7 @@ async def list_input_items(response_id: str, context: InContext, namespace: Name
     }
 
 
-async def _prepare(body: ResponsesBody, context: Context, namespace: str, caller: Caller) -> _Exchange:
+async def _prepare(body: ResponsesBody, context: Context, namespace: str, caller: Caller) -> _ResponseExchange:
     previous_id = body.previous_response_id
     previous = None if previous_id is None else context.responses.get(previous_id, namespace=namespace)
     # On the event loop, where what is kept does not change meanwhile.
@@ -196,7 +196,7 @@ async def _prepare(body: ResponsesBody, context: Context, namespace: str, caller
 
 def _exchange(
     body: ResponsesBody, context: Context, previous: Stored | None, namespace: str, caller: Caller
-) -> _Exchange:
+) -> _ResponseExchange:
     service = context.service
     earlier = () if previous is None else tuple(Item.model_validate(item) for item in previous.chat)
     request = service_request_of(
@@ -209,7 +209,7 @@ def _exchange(
     )
     reasoning = body.reasoning
     wants_summary = reasoning is not None and (reasoning.summary or reasoning.generate_summary or "none") != "none"
-    return _Exchange(
+    return _ResponseExchange(
         context=context,
         body=body,
         request=replace(
@@ -231,7 +231,7 @@ def _exchange(
 class ResponsesWire(Wire[Reply]):
     """An answer as a response, with numbered events."""
 
-    def __init__(self, exchange: _Exchange, reply: Reply) -> None:
+    def __init__(self, exchange: _ResponseExchange, reply: Reply) -> None:
         super().__init__(exchange.context, reply, request_id=exchange.request.id)
         self.state = self._latest
         self._exchange = exchange
@@ -290,7 +290,7 @@ class ResponsesWire(Wire[Reply]):
         return _numbered(self._num_events - 1, event)
 
 
-def _refused(exchange: _Exchange, problem: Problem) -> str:
+def _refused(exchange: _ResponseExchange, problem: Problem) -> str:
     """All events of a response that does not begin."""
     begun = exchange.response("in_progress")
     events: list[Event] = [

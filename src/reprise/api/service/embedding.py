@@ -13,7 +13,7 @@ from reprise.api.service.exchange import Record
 from reprise.api.service.records import log_line
 from reprise.api.service.served import Served
 from reprise.api.service.service import ChatService
-from reprise.core.embedding import Embedded, Embedder, EmbeddingInput, EmbeddingJob, Vectors
+from reprise.core.embedding import Embedder, EmbeddingInput, EmbeddingJob, EmbeddingResult, Vectors
 from reprise.core.errors import BadRequest, ContextTooLong, RepriseError, ShuttingDown
 from reprise.core.outcome import Outcome, Reason
 from reprise.core.tokens import Tokens, as_tokens
@@ -111,7 +111,7 @@ def shortened(vectors: Vectors, num_dimensions: int | None) -> Vectors:
     return cut / np.maximum(np.linalg.norm(cut, axis=1, keepdims=True), 1e-12)
 
 
-async def embed(service: ChatService, request: EmbeddingRequest) -> Embedded:
+async def embed(service: ChatService, request: EmbeddingRequest) -> EmbeddingResult:
     """The vectors of a request; its record is written. Cancelled when the caller is. Raises QueueFull and the like."""
     if service.is_closing:
         raise ShuttingDown("The server is shutting down. Try again in a moment.")
@@ -147,7 +147,7 @@ async def embed(service: ChatService, request: EmbeddingRequest) -> Embedded:
     return result
 
 
-def outcome_of(result: Embedded) -> Outcome:
+def outcome_of(result: EmbeddingResult) -> Outcome:
     """The counts of a request in the terms of the others: what was there already is reused, the rest is prefilled."""
     reasons = {0: Reason.COLD, result.num_tokens: Reason.NOTHING_NEW}
     return Outcome(

@@ -22,7 +22,7 @@ from mlx_lm import utils as mlx_lm_utils
 from reprise.core.embedding import Embedder, EmbeddingInput, Pooling
 from reprise.core.errors import LoadFailed, first_line
 from reprise.core.tokens import as_tokens
-from reprise.engine.models.encoders import ENCODERS, Encoder
+from reprise.engine.models.encoders import ENCODERS, EncoderBody
 from reprise.engine.models.model_files import WEIGHTS
 from reprise.engine.states.blueprint import Blueprint, blueprint_of
 from reprise.engine.states.sequence_batch import SequenceBatch
@@ -164,7 +164,7 @@ class EmbedderModel(nn.Module):
     """A body, and what makes a vector or a score of its hidden states."""
 
     def __init__(
-        self, body: Encoder | Decoder, head: PoolingHead | ScoringHead | AnswerHead, nbytes_per_token: int
+        self, body: EncoderBody | DecoderBody, head: PoolingHead | ScoringHead | AnswerHead, nbytes_per_token: int
     ) -> None:
         super().__init__()
         self.body = body
@@ -191,7 +191,7 @@ class EmbedderModel(nn.Module):
         return num_rows * length * self.nbytes_per_token
 
 
-class Decoder(nn.Module):
+class DecoderBody(nn.Module):
     """One of mlx-lm's models up to its last norm. Causal, so that padding on the right changes nothing."""
 
     def __init__(self, model: nn.Module) -> None:
@@ -202,7 +202,7 @@ class Decoder(nn.Module):
     def hidden(
         self, tokens: mx.array, lengths: Sequence[int], first: Sequence[int | None], *, chunk: int
     ) -> Iterator[mx.array]:
-        """As `Encoder.hidden`, but cut between tokens: one long input a `chunk` at a time."""
+        """As `EncoderBody.hidden`, but cut between tokens: one long input a `chunk` at a time."""
         body = cast(Any, self.model).model
         if tokens.shape[1] <= chunk or tokens.shape[0] > 1:
             yield body(tokens)
@@ -216,7 +216,7 @@ class Decoder(nn.Module):
         yield mx.concatenate(parts, axis=1)
 
 
-class BothWaysDecoder(Decoder):
+class BothWaysDecoder(DecoderBody):
     """Gemma 3's layers where each token attends to those behind it, too, as in EmbeddingGemma."""
 
     def __init__(self, model: nn.Module, config: Mapping[str, Any]) -> None:
@@ -226,7 +226,7 @@ class BothWaysDecoder(Decoder):
     def hidden(
         self, tokens: mx.array, lengths: Sequence[int], first: Sequence[int | None], *, chunk: int
     ) -> Iterator[mx.array]:
-        """As `Encoder.hidden`."""
+        """As `EncoderBody.hidden`."""
         body = cast(Any, self.model).model
         hidden: mx.array = body.embed_tokens(tokens)
         hidden = hidden * mx.array(body.args.hidden_size**0.5, mx.bfloat16).astype(hidden.dtype)
@@ -356,8 +356,8 @@ def plan_width(head: PoolingHead | ScoringHead | AnswerHead, config: Mapping[str
     return int(config.get("hidden_size") or config["n_embd"])
 
 
-def _positions(body: Encoder | Decoder, config: Mapping[str, Any]) -> int | None:
-    return body.shape.num_positions if isinstance(body, Encoder) else config.get("max_position_embeddings")
+def _positions(body: EncoderBody | DecoderBody, config: Mapping[str, Any]) -> int | None:
+    return body.shape.num_positions if isinstance(body, EncoderBody) else config.get("max_position_embeddings")
 
 
 def _nbytes_per_token(config: Mapping[str, Any]) -> int:
@@ -378,9 +378,9 @@ def _tensors(directory: Path) -> dict[str, mx.array]:
     return tensors
 
 
-def _encoder(tensors: Mapping[str, mx.array], config: dict[str, Any]) -> Encoder:
+def _encoder(tensors: Mapping[str, mx.array], config: dict[str, Any]) -> EncoderBody:
     family = ENCODERS[config["model_type"]]
-    encoder = Encoder(family.shape(config))
+    encoder = EncoderBody(family.shape(config))
     _fill(encoder, family.weights(tensors), config)
     return encoder
 
@@ -388,7 +388,7 @@ def _encoder(tensors: Mapping[str, mx.array], config: dict[str, Any]) -> Encoder
 _PREFIX = "model."
 
 
-def _decoder(tensors: Mapping[str, mx.array], config: dict[str, Any]) -> Decoder:
+def _decoder(tensors: Mapping[str, mx.array], config: dict[str, Any]) -> DecoderBody:
     """mlx-lm's model. A folder that was saved without its output matrix may name its tensors without `model.`."""
     model_class, arguments = mlx_lm_utils._get_classes(config)  # pyright: ignore[reportPrivateUsage] -- the only way
     is_bare = not any(name.startswith(_PREFIX) for name in tensors)
@@ -401,7 +401,7 @@ def _decoder(tensors: Mapping[str, mx.array], config: dict[str, Any]) -> Decoder
     if "lm_head" in model and "lm_head.weight" not in named:
         del model["lm_head"]
     _fill(model, named, config)
-    return BothWaysDecoder(model, config) if config.get("use_bidirectional_attention") else Decoder(model)
+    return BothWaysDecoder(model, config) if config.get("use_bidirectional_attention") else DecoderBody(model)
 
 
 def _fill(model: nn.Module, weights: dict[str, mx.array], config: Mapping[str, Any]) -> None:
@@ -426,8 +426,8 @@ def _fill(model: nn.Module, weights: dict[str, mx.array], config: Mapping[str, A
     model.load_weights([(name, weights[name]) for name in own])
 
 
-def _answer_head(body: Encoder | Decoder, yes: int, no: int) -> AnswerHead:
-    if isinstance(body, Encoder):
+def _answer_head(body: EncoderBody | DecoderBody, yes: int, no: int) -> AnswerHead:
+    if isinstance(body, EncoderBody):
         raise LoadFailed("an encoder says neither yes nor no. Leave --embedder out.")
     return AnswerHead(body.model, yes, no)
 
@@ -440,8 +440,8 @@ def _dense(directory: Path) -> Dense:
     return Dense(_linear(_tensors(directory), "linear"), activation)
 
 
-def _classifier(tensors: Mapping[str, mx.array], body: Encoder | Decoder) -> ScoringHead:
-    if isinstance(body, Decoder):
+def _classifier(tensors: Mapping[str, mx.array], body: EncoderBody | DecoderBody) -> ScoringHead:
+    if isinstance(body, DecoderBody):
         first, score, pooling = None, _linear(tensors, "score"), Pooling.LAST
     elif "classifier.out_proj.weight" in tensors:
         first, score, pooling = (

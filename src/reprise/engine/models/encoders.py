@@ -52,7 +52,7 @@ class EncoderShape:
             raise LoadFailed(f"its activation {self.activation!r} is not one of {', '.join(_ACTIVATIONS)}.")
 
 
-class Encoder(nn.Module):
+class EncoderBody(nn.Module):
     """An encoder with its layers normalised behind each sum."""
 
     def __init__(self, shape: EncoderShape) -> None:
