@@ -40,7 +40,7 @@ def pair(request: pytest.FixtureRequest) -> Iterator[tuple[httpx.Client, httpx.C
     settings: dict[str, Any] = {"is_audit_off": True, "settles": False, "accepts_any_model": True, **KEYS}
     with (
         real_server(request.param, make_passes_free, drafts="always", **settings) as drafting,
-        real_server(request.param, **settings) as plain,
+        real_server(request.param, drafts="off", **settings) as plain,
     ):
         yield drafting, plain
 
