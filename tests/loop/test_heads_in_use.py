@@ -32,7 +32,7 @@ def drafting_engine(kind: str, **settings: Any) -> DrivenEngine:
     """Always guessing, by a head or an assistant of random weights."""
     if kind not in ASSISTED:
         return with_head(kind, **settings)
-    engine = DrivenEngine(plain_model(kind), mtp=str(assistant(kind, "tied")), **settings)
+    engine = DrivenEngine(plain_model(kind), mtp=str(assistant(kind, "tied")), drafts="always", **settings)
     engine.ask(guess_always)
     return engine
 
@@ -70,7 +70,7 @@ class OneWithHead(OneOfSeveral):
     """A model of several, with its head, in the place of a tiny one."""
 
     def __init__(self, kind: str, thread: EngineThread) -> None:
-        super().__init__(f"qwen3_5:{kind}", thread, drafts="auto")
+        super().__init__(f"qwen3_5:{kind}", thread, drafts="always")
         self.kind = kind
 
     def load(self) -> LoadedModel:

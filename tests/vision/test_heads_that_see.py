@@ -116,7 +116,7 @@ def test_guesses_behind_a_resumed_prefix_with_images_are_those_of_a_cold_run(fam
 @pytest.mark.parametrize("family", HEADED)
 def test_chats_with_images_are_answered_as_without_the_head(family: str) -> None:
     directory, mtp = seeing_headed(family)
-    drafting = SeeingEngine(family, load=partial(loaded_headed, family))
+    drafting = SeeingEngine(family, load=partial(loaded_headed, family), drafts="always")
     plain = SeeingEngine(family, load=partial(load_model, str(directory), mtp="off"))
     drafting.ask(guess_always)
     try:
