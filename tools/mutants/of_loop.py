@@ -170,7 +170,7 @@ LOOP_MUTANTS = (
     _mutant(
         "Worker.step",
         "a step takes over as much beside streams as without",
-        "self.executor.speed.decode_s if decodes else 0.0",
+        "self.executor.speed.decode_s + self._tower_s() if decodes else 0.0",
         "0.0",
         ("tests/loop/test_restore_steps.py", "-k", "is_told_how_long"),
     ),

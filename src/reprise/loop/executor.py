@@ -102,6 +102,10 @@ class Executor:
         """Record that a pass over `num_tokens` of prompts from `position` took `seconds`."""
         self._speed = self._speed.after_prefill(num_tokens, seconds, position=position)
 
+    def note_tower(self, num_rows: int, seconds: float) -> None:
+        """Record what the tower took for an image of `num_rows` placeholders."""
+        self._speed = self._speed.after_tower(num_rows, seconds)
+
     def note_load(self, num_tokens: int, seconds: float) -> None:
         """Record that `num_tokens` of a prompt were read from disk in `seconds`."""
         self._speed = self._speed.after_load(num_tokens, seconds)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from reprise.core.images import PromptImage
 from reprise.core.kinds import Layout
 from reprise.core.settings import Settings
 from reprise.engine.running.batching import TOKEN_BY_TOKEN
+from reprise.engine.running.image_features import FeatureCache
 from reprise.engine.running.runner import Runner
 from reprise.loop.requests import Decoding, Prefilling, RunningRequest, Waiting
 from reprise.loop.sequences import SequencePool
@@ -56,7 +58,7 @@ def scheduler_state(
                 waiting.append(_waiting(request, phase, sequences))
                 continue
             case Prefilling() as phase:
-                prefilling.append(_prefilling(request, phase, layout))
+                prefilling.append(_prefilling(request, phase, layout, sequences.runner.features))
             case Decoding() as phase:
                 decoding.append(_decoding(request, phase, layout))
             case _:
@@ -89,7 +91,19 @@ def _waiting(request: RunningRequest, phase: Waiting, sequences: SequencePool) -
     )
 
 
-def _prefilling(request: RunningRequest, phase: Prefilling, layout: Layout) -> PrefillingJob:
+def unseen_images(request: RunningRequest, features: FeatureCache) -> list[PromptImage]:
+    """The images that the tower has to run for before they are prefilled, in order."""
+    # What had to go again, in a small memory, is encoded within the pass: waiting would never end.
+    return [
+        each
+        for each in request.prompt.images
+        if each.span.stop > request.position
+        and each.image.digest not in request.waited_for
+        and not features.has(each.image)
+    ]
+
+
+def _prefilling(request: RunningRequest, phase: Prefilling, layout: Layout, features: FeatureCache) -> PrefillingJob:
     return PrefillingJob(
         id=request.id,
         arrived_s=request.arrived_s,
@@ -100,6 +114,7 @@ def _prefilling(request: RunningRequest, phase: Prefilling, layout: Layout) -> P
         stored=request.stored,
         common_prefix_lengths=request.common_prefix_lengths,
         spans=request.prompt.spans,
+        unseen=tuple(each.span for each in unseen_images(request, features)),
         can_batch=_can_batch(request.position, layout),
         is_auxiliary=request.is_auxiliary,
         is_settle=request.is_settle,

@@ -10,7 +10,6 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
-from functools import partial
 from weakref import ref
 
 from reprise.cache.node import SegmentSizes
@@ -19,10 +18,9 @@ from reprise.core.allowance import StepAllowance
 from reprise.core.clock import Clock, monotonic
 from reprise.core.errors import OutOfMemory, RepriseError, no_room_for_requests
 from reprise.core.events import Event, FinishReason, Progress, Started
-from reprise.core.images import ImageFile
 from reprise.core.job import Job, Purpose
 from reprise.core.settings import Settings
-from reprise.core.tokens import Span, as_tokens, join_tokens
+from reprise.core.tokens import as_tokens, join_tokens
 from reprise.disk.tier import DiskTier
 from reprise.drafts.drafter import EARLIER_TOKENS
 from reprise.engine import memory as device_memory
@@ -42,7 +40,7 @@ from reprise.loop.preemption import Preemption
 from reprise.loop.prefixes import RequestPrefixes
 from reprise.loop.request_table import RequestTable
 from reprise.loop.requests import Decoding, Prefilling, RunningRequest
-from reprise.loop.scheduler_state import scheduler_limits, scheduler_state
+from reprise.loop.scheduler_state import scheduler_limits, scheduler_state, unseen_images
 from reprise.loop.sequences import SEGMENT_NBYTES, SequencePool
 from reprise.loop.threads import on_engine_thread
 from reprise.memory import Account, Memory, SharedMemory
@@ -187,9 +185,8 @@ class Worker:
         if self.sequences.is_broken:
             self.requests.reset_cache()
         decodes = any(isinstance(request.phase, Decoding) for request in self.requests.values())
-        self._allowance.renew(
-            decode_s=self.executor.speed.decode_s if decodes else 0.0, num_sharing=1 + self.num_others
-        )
+        busy_s = self.executor.speed.decode_s + self._tower_s() if decodes else 0.0
+        self._allowance.renew(decode_s=busy_s, num_sharing=1 + self.num_others)
         for request, seconds in self.prefixes.take_loaded():
             self.executor.note_load(request.reading.num_loaded, seconds)
         for request in [request for request in self.requests.values() if request.is_restoring]:
@@ -236,6 +233,8 @@ class Worker:
 
     def _execute(self, step: Step) -> Iterator[tuple[RunningRequest, Result]]:
         """Run the passes of this step. What is yielded is stored and finished before the next pass."""
+        if step.encode is not None:
+            self.requests.run_isolated(self.requests[step.encode], self._encode)
         if step.prefill:
             yield from self._prefill(step.prefill)
         if step.decode:
@@ -341,10 +340,13 @@ class Worker:
     # Prefill.
 
     def _prefill(self, slices: Sequence[Slice]) -> Iterator[tuple[RunningRequest, Result]]:
-        """One pass over slices of equal length, as far as memory allows and their images are encoded."""
-        slices = self._seen(slices)
+        """One pass over slices of equal length, as far as memory allows."""
+        slices = [piece for piece in slices if self.requests.get(piece.id) is not None]
         if not slices:
             return
+        for piece in slices:
+            # Room for the slice is not made of what it needs.
+            self.runner.features.hold(self.requests[piece.id].prompt.images, holder=piece.id)
         num = len(slices[0])
         fitting = self.preemption.until_fit(
             [self.requests[piece.id] for piece in slices], lambda lives: self.sequences.reserve_to_prefill(lives, num)
@@ -367,29 +369,22 @@ class Worker:
             self.requests.note_prefilled(by_id[piece.id], len(piece))
             yield by_id[piece.id], piece
 
-    def _seen(self, slices: Sequence[Slice]) -> list[Slice]:
-        """The slices whose images are all encoded. Of another one the next image is encoded, and the slice waits.
+    def _tower_s(self) -> float:
+        """What the tower will take for the next image of a request that prefills: the most of them."""
+        prefilling = [request for request in self.requests.values() if isinstance(request.phase, Prefilling)]
+        ahead = [images[0] for r in prefilling if (images := unseen_images(r, self.runner.features))]
+        return max((self.executor.speed.tower_s(len(image.span)) for image in ahead), default=0.0)
 
-        A tower's pass cannot be cut, so it takes the place of this step's prefill: a slice with images is the only one.
-        """
-        seen: list[Slice] = []
-        for piece in slices:
-            request = self.requests[piece.id]
-            assert request.live is not None, request.id
-            unseen = self.runner.unseen(request.live, Span(piece.start, piece.stop), holder=request.id)
-            if not unseen or unseen[0].image.digest in request.waited_for:
-                # What had to go again, in a small memory, is encoded within the pass: waiting would never end.
-                seen.append(piece)
-            else:
-                self.requests.run_isolated(request, partial(self._encode, image=unseen[0].image))
-        return seen
-
-    def _encode(self, request: RunningRequest, *, image: ImageFile) -> None:
+    def _encode(self, request: RunningRequest) -> None:
+        """Run the tower for the next image of a request."""
+        image = unseen_images(request, self.runner.features)[0]
         started_s = self._clock()
-        request.waited_for.add(image.digest)
-        self.runner.encode(image, holder=request.id)
+        request.waited_for.add(image.image.digest)
+        self.runner.encode(image.image, holder=request.id)
+        seconds = self._clock() - started_s
+        self.executor.note_tower(len(image.span), seconds)
         request.stats.num_images_encoded += 1
-        request.stats.tower_s += self._clock() - started_s
+        request.stats.tower_s += seconds
 
     def _sample_with(self, request: RunningRequest, piece: Slice) -> Iterator[tuple[RunningRequest, Result]]:
         """The pass over a last slice, which gives the answer's first token."""

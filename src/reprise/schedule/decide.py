@@ -92,7 +92,7 @@ def _settle(state: SchedulerState, limits: SchedulerLimits) -> Step:
     """One job at a time, in chunks short enough not to delay a request that arrives."""
     if state.prefilling:
         job = min(state.prefilling, key=lambda job: priority_of(job, state, limits))
-        return Step() if job.is_restoring else Step(prefill=_slices((job,), {}, state, limits, must_be_short=True))
+        return Step() if job.is_restoring else _pass((job,), {}, state, limits, must_be_short=True)
     if state.waiting:
         job = min(state.waiting, key=lambda job: priority_of(job, state, limits))
         return Step(admit=(job.id,))
@@ -116,13 +116,12 @@ def _serve(state: SchedulerState, limits: SchedulerLimits) -> Step:
         return Step(decode=decode)
     # A model that resumes anywhere need not pause where others diverge.
     divergence_points = _divergence_points(() if limits.resumes_anywhere else sharing.waits)
-    slices = _slices(
-        candidates, divergence_points, state, limits, must_be_short=len(state.decoding) > 0 or state.num_others > 0
-    )
+    must_be_short = len(state.decoding) > 0 or state.num_others > 0
+    step = _pass(candidates, divergence_points, state, limits, must_be_short=must_be_short)
     new = {job.id for job in admissible}
-    admit = tuple(piece.id for piece in slices if piece.id in new)
+    admit = tuple(piece.id for piece in step.prefill if piece.id in new)
     # The checkpoints of a job are not known before it is admitted.
-    return Step(admit=admit) if admit else Step(prefill=slices, decode=decode)
+    return Step(admit=admit) if admit else replace(step, decode=decode)
 
 
 def _admissible(
@@ -183,6 +182,38 @@ def _divergence_points(waits: Sequence[Wait]) -> DivergencePoints:
         leader: frozenset(wait.wait_until for wait in waits if wait.leader == leader)
         for leader in sorted({wait.leader for wait in waits})
     }
+
+
+def _pass(
+    jobs: Sequence[PrefillingJob],
+    divergence_points: DivergencePoints,
+    state: SchedulerState,
+    limits: SchedulerLimits,
+    *,
+    must_be_short: bool,
+) -> Step:
+    """A step's prefill: slices, and before them one image of the first job where its slice would reach it.
+
+    The tower cannot be cut. Its time is taken from the longest gap as that of other passes is, so what is left is for
+    the slice; an image that needs the whole gap, or more, runs without one.
+    """
+    slices = _slices(jobs, divergence_points, state, limits, must_be_short=must_be_short)
+    head = jobs[0]
+    unseen = [span for span in head.unseen if any(s.id == head.id and span.start < s.stop for s in slices)]
+    if not unseen:
+        return Step(prefill=slices)
+    tower_s = state.speed.tower_s(len(unseen[0]))
+    room_s = limits.max_stall_s / (1 + state.num_others) - state.speed.decode_s - tower_s
+    if tower_s == 0 or (must_be_short and room_s <= 0):
+        return Step(encode=head.id)
+    # The next image has a step of its own.
+    known = replace(head, unseen=(), end=min([head.end, *(span.start for span in head.unseen[1:2])]))
+    if known.position >= known.end:
+        return Step(encode=head.id)
+    slower = replace(state, speed=replace(state.speed, decode_s=state.speed.decode_s + tower_s))
+    return Step(
+        encode=head.id, prefill=_slices((known,), divergence_points, slower, limits, must_be_short=must_be_short)
+    )
 
 
 def _slices(

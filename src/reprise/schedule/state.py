@@ -73,6 +73,8 @@ class Speed:
     token cost more at greater depth. None: not measured yet."""
     load_tokens_per_s: float | None = None
     """Reading from disk. None: not measured yet."""
+    tower_row_s: tuple[float | None, ...] = ()
+    """Seconds of the tower for each placeholder of an image of 1, 2 to 3, 4 to 7, … of them. None: not measured yet."""
     decode_s: float = 0.0
     """One pass of every decode group."""
     generation_s: float = 0.0
@@ -105,6 +107,21 @@ class Speed:
             seconds += (end - start) / self.prefill_at(start)
             start = end
         return seconds
+
+    def tower_s(self, num_rows: int) -> float:
+        """Seconds that the tower will take for an image of so many placeholders: as the nearest size that was measured,
+        in proportion; 0 if none was."""
+        size = num_rows.bit_length() - 1
+        known = [(abs(size - at), seen) for at, seen in enumerate(self.tower_row_s) if seen is not None]
+        return num_rows * min(known)[1] if known else 0.0
+
+    def after_tower(self, num_rows: int, seconds: float) -> "Speed":
+        """The speed after the tower took `seconds` for an image of `num_rows` placeholders."""
+        size, seen = num_rows.bit_length() - 1, seconds / num_rows
+        sizes = [*self.tower_row_s, *[None] * (size + 1 - len(self.tower_row_s))]
+        before = sizes[size]
+        sizes[size] = seen if before is None else _mean(before, seen, 0.5)
+        return replace(self, tower_row_s=tuple(sizes))
 
     def after_load(self, num_tokens: int, seconds: float) -> "Speed":
         """The speed after `num_tokens` of a prompt were read from disk in `seconds`."""
@@ -228,6 +245,8 @@ class PrefillingJob:
     common_prefix_lengths: Mapping[str, int] = field(default_factory=_no_shares)
     spans: tuple[Span, ...] = ()
     """Its images, in order."""
+    unseen: tuple[Span, ...] = ()
+    """Those of them, in order, that the tower has to run for before a slice reaches them."""
     can_batch: bool = True
     is_auxiliary: bool = False
     is_settle: bool = False
@@ -324,11 +343,13 @@ class Step:
     or to the position if the cache refused."""
     admit: tuple[str, ...] = ()
     """Waiting jobs to restore, plan and start."""
+    encode: str | None = None
+    """A prefilling job for whose next image the tower runs, before the slices."""
     prefill: tuple[Slice, ...] = ()
     decode: tuple[Group, ...] = ()
 
     def __post_init__(self) -> None:
-        assert not (self.is_change and (self.prefill or self.decode)), self
+        assert not (self.is_change and (self.encode is not None or self.prefill or self.decode)), self
         assert len({len(piece) for piece in self.prefill}) <= 1, self
         assert len(self.prefill) == 1 or not any(piece.samples for piece in self.prefill), self
 
@@ -340,4 +361,5 @@ class Step:
     @property
     def is_idle(self) -> bool:
         """Whether there is nothing to do until a job arrives."""
-        return not self.is_change and len(self.prefill) + len(self.decode) == 0
+        computes = self.encode is not None or len(self.prefill) + len(self.decode) > 0
+        return not self.is_change and not computes

@@ -7,13 +7,13 @@ the very last, behind all that the cache holds: if it is preempted or audited, i
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
-from reprise.core.images import ImageFile
+from reprise.core.images import ImageFile, PromptImage
 from reprise.core.tokens import Span
 from reprise.engine.states.seeing import Embedded, ImageFeatures, PassInputs, SeeingModel
 from reprise.engine.states.sequence_batch import SequenceBatch
@@ -46,6 +46,15 @@ class FeatureCache:
             self._kept.move_to_end(image.digest)
             self._hold(image, holder)
         return features
+
+    def has(self, image: ImageFile) -> bool:
+        """Whether the features of an image are kept."""
+        return image.digest in self._kept
+
+    def hold(self, images: Iterable[PromptImage], *, holder: str) -> None:
+        """Keep what there is of these images for the request that needs them."""
+        for each in images:
+            self.find(each.image, holder=holder)
 
     def make_room(self, num_rows: int) -> None:
         """Reclaim memory for an image of `num_rows` placeholders, as far as their size is known."""

@@ -239,11 +239,6 @@ class Runner:
         """Continue to decode, at the position of a paused sequence, with its sampler; `pending` is fed next."""
         live.sampler, live.pending = sampler, pending
 
-    def unseen(self, live: LiveSequence, span: Span, *, holder: str | None = None) -> list[PromptImage]:
-        """The images of a slice that have to be encoded before it runs. `holder`: the request that needs them."""
-        inside = [each for each in live.images if each.span.clip(span.start, span.stop) is not None]
-        return [each for each in inside if self.features.find(each.image, holder=holder) is None]
-
     def encode(self, image: ImageFile, *, holder: str | None = None) -> ImageFeatures:
         """Run the tower on an image. Raises BadRequest for a file that cannot be decoded."""
         model, vision = self.loaded.model, self.loaded.vision
