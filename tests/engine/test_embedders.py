@@ -137,6 +137,16 @@ def test_what_cannot_be_computed_is_refused(tmp_path: Path, module: str, reason:
         load_model(str(folder))
 
 
+@pytest.mark.parametrize("said", [{"is_causal": False}, {"auto_map": {"AutoModel": "modeling_qwen.Qwen2Model"}}])
+def test_a_decoder_with_code_of_its_own_is_refused(tmp_path: Path, said: dict[str, object]) -> None:
+    folder = tmp_path / "own"
+    shutil.copytree(embedder("qwen3"), folder)
+    config = json.loads((folder / "config.json").read_text()) | said
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(LoadFailed, match="made by code in its folder"):
+        load_model(str(folder))
+
+
 def test_a_classifier_of_several_classes_is_no_reranker(tmp_path: Path) -> None:
     folder = tmp_path / "classes"
     shutil.copytree(embedder("bert-rerank"), folder)

@@ -389,7 +389,12 @@ _PREFIX = "model."
 
 
 def _decoder(tensors: Mapping[str, mx.array], config: dict[str, Any]) -> DecoderBody:
-    """mlx-lm's model. A folder that was saved without its output matrix may name its tensors without `model.`."""
+    """mlx-lm's model. A folder that was saved without its output matrix may name its tensors without `model.`.
+
+    Raises LoadFailed for one whose own code, which is not run, makes the vectors: gte-Qwen2's attends both ways.
+    """
+    if "AutoModel" in (config.get("auto_map") or {}) or config.get("is_causal") is False:
+        raise LoadFailed("its vectors are made by code in its folder (`auto_map`), which Reprise does not run.")
     model_class, arguments = mlx_lm_utils._get_classes(config)  # pyright: ignore[reportPrivateUsage] -- the only way
     is_bare = not any(name.startswith(_PREFIX) for name in tensors)
     named = {f"{_PREFIX}{name}" if is_bare else name: tensor for name, tensor in tensors.items()}

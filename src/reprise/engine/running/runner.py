@@ -15,7 +15,7 @@ from reprise.cache.lookup import Restore
 from reprise.cache.payload import Payload, SegmentPayload, Source
 from reprise.core.events import FinishReason, Sampled
 from reprise.core.failpoints import Failpoint, reach
-from reprise.core.images import ImageFile, PromptImage
+from reprise.core.images import ImageFile
 from reprise.core.job import Job
 from reprise.core.kinds import Footprint, Full, KvKind
 from reprise.core.tokens import Span, Tokens
