@@ -36,7 +36,7 @@ def never() -> None:
 
 
 def test_a_hang_is_told_and_so_is_its_end(caplog: pytest.LogCaptureFixture) -> None:
-    settings = Settings(model=str(tiny_model("llama")), stall_after_s=AFTER_S, api_keys=("key",))
+    settings = Settings(model=str(tiny_model("llama")), stall_after_s=AFTER_S, api_keys=("key",), drafts="off")
     engine = EngineClient(settings)
     loaded = engine.start()
     service = ChatService(served=served_model(loaded, settings), backend=engine, settings=settings)

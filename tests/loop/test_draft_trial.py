@@ -11,6 +11,7 @@ from reprise.core.settings import Settings
 from reprise.core.tokens import Tokens
 from reprise.engine.running.runner import LiveSequence, Runner
 from reprise.loop.worker import Worker
+from reprise.memory import Account
 from tests.loop.driving import PATIENCE_S, DrivenEngine
 from tests.loop.test_drafts import FreePasses
 from tests.loop.test_reuse import words
@@ -82,6 +83,32 @@ def test_a_trial_gives_way_to_a_request(monkeypatch: pytest.MonkeyPatch) -> None
         answer = engine.run(words(3110, 40), num=4)
         assert len(answer.tokens) == 4 and len(seen) < 33
         assert sizes_after_trial(engine) is not None
+
+
+def test_what_a_trial_gives_up_is_not_charged_any_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    true, is_tried = Runner.logits, list[bool]()
+
+    def slow(self: Runner, live: LiveSequence, chunk: Tokens) -> mx.array:
+        is_tried.append(True)
+        time.sleep(0.02)
+        return true(self, live, chunk)
+
+    monkeypatch.setattr(Runner, "logits", slow)
+
+    def unload(worker: Worker) -> int:
+        """The sequences that were there before."""
+        num = worker.runner.num_sequences
+        worker.unload()
+        worker.memory.check({Account.SEQUENCES: worker.runner.live_nbytes})
+        return num
+
+    with closing(DrivenEngine("llama", drafts="auto")) as engine:
+        engine.run(words(3130, 40), num=4)
+        deadline_s = time.monotonic() + PATIENCE_S
+        while not is_tried and time.monotonic() < deadline_s:
+            time.sleep(0.005)
+        assert engine.ask(unload) > 0
+        assert engine.ask(lambda worker: worker.wakes_in_s) != 0.0
 
 
 @pytest.mark.usefixtures("all_pay")

@@ -10,7 +10,7 @@ from reprise.drafts.benefit import PASS_SIZES, TRIED_SIZES, PassCosts
 from reprise.drafts.drafter import Drafts, EarlierTexts
 from reprise.engine.running.pass_trial import NEAR_TIE, SHORT, PassTrial
 from reprise.engine.running.runner import Runner
-from reprise.memory import Memory
+from reprise.memory import Account, Memory
 from reprise.quiet import why_quiet
 
 log = logging.getLogger("reprise.loop")
@@ -63,6 +63,7 @@ class DraftTrial:
             return False
         self._trial.stop()
         self._trial = None
+        self._memory.measure(Account.SEQUENCES, max(0, self._runner.live_nbytes))
         return True
 
     def step(self) -> bool:

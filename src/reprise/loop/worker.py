@@ -262,7 +262,7 @@ class Worker:
             return  # They wait for the disk.
         if self.cache.compact(max_entries=self.sequences.max_compacted) > 0:
             return
-        if self._trial is not None and self._trial.due_in_s == 0:
+        if self._trial is not None and self._is_loaded and self._trial.due_in_s == 0:
             if self._trial.step():
                 self.drafts = self.head = self._trial = None
             self.sequences.measure()
@@ -566,7 +566,8 @@ class Worker:
     @property
     def _idle_dues(self) -> tuple[float | None, ...]:
         """Seconds until idle work is due; None: never."""
-        return self.audit.due_in_s, None if self._trial is None else self._trial.due_in_s
+        trial = self._trial if self._is_loaded else None
+        return self.audit.due_in_s, None if trial is None else trial.due_in_s
 
     def _prefill_s(self, start: int, stop: int) -> float | None:
         """How long the positions ``[start, stop)`` of a prompt take; None before anything was computed."""
