@@ -2,7 +2,7 @@
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,6 +17,7 @@ from reprise.core.embedding import EmbeddingInput, EmbeddingJob, EmbeddingResult
 from reprise.core.errors import EngineFailed, OutOfMemory, QueueFull, ShuttingDown
 from reprise.core.settings import Settings
 from reprise.core.tokens import as_tokens
+from reprise.engine.models.embedders import EmbedderModel
 from reprise.engine.models.load import LoadedModel, load_model
 from reprise.loop import EngineClient
 from reprise.loop.embedding import EmbeddingQueue, VectorCache, key_of
@@ -196,13 +197,36 @@ def test_a_full_queue_refuses() -> None:
 
 
 def test_where_there_is_no_room_the_job_fails_and_the_next_is_served() -> None:
+    one = _ClockedQueue(_model(), budget=10_000)
+    large = one.add(_job(0, _input(*range(10, 50))))
+    small = one.add(_job(1, _input(10)))
+    one.steps()
+    assert isinstance(large.exception(), OutOfMemory) and small.exception() is None
+
+
+def test_what_has_no_room_together_is_computed_one_by_one() -> None:
     one = _ClockedQueue(_model(), budget=200_000)
     large = one.add(_job(0, *[_input(*range(10, 50), n) for n in range(60, 100)]))
     one.steps()
-    assert isinstance(large.exception(), OutOfMemory)
-    small = one.add(_job(1, _input(10)))
-    one.steps()
-    assert small.exception() is None
+    assert large.result().num_passes == 40
+
+
+def test_no_job_fails_for_another_in_its_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = _ClockedQueue(_model())
+    true = EmbedderModel.run
+
+    def run(self: EmbedderModel, inputs: Sequence[EmbeddingInput], *, chunk: int) -> Iterator[object]:
+        if any(99 in given.tokens for given in inputs):
+            raise ValueError("broken")
+        yield from true(self, inputs, chunk=chunk)
+
+    monkeypatch.setattr(EmbedderModel, "run", run)
+    jobs = [one.add(_job(n, _input(10), _input(token))) for n, token in enumerate((20, 99, 21))]
+    while len(one.queue) > 0:
+        one.queue.step(num_others=0)
+        one.queue.check()
+    assert [isinstance(job.exception(), EngineFailed) for job in jobs] == [False, True, False]
+    assert_allclose(jobs[0].result().vectors[1], _alone(_input(20)), atol=1e-5)
 
 
 def test_a_pass_that_fails_ends_its_jobs_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -148,6 +148,8 @@ class EmbeddingQueue:
         self._waiting: OrderedDict[tuple[str, bytes], _WaitingInput] = OrderedDict()
         self._pass: Iterator[Vectors | None] | None = None
         self._rows: list[_WaitingInput] = []
+        self._num_alone = 0
+        """So many of the inputs that wait longest are computed one by one: a pass over them together failed."""
         self._tokens_per_s: float | None = None
         self._pass_s = 0.0
 
@@ -231,7 +233,8 @@ class EmbeddingQueue:
         if not self._waiting:
             return False
         most = self._most_tokens(num_others)
-        first, *others = list(self._waiting.values())[:_WINDOW]
+        first, *others = list(self._waiting.values())[: 1 if self._num_alone > 0 else _WINDOW]
+        self._num_alone = max(0, self._num_alone - 1)
         length, rows = len(first.input.tokens), [first]
         for each in sorted(others, key=lambda each: abs(len(each.input.tokens) - length)):
             longest = max(length, len(each.input.tokens))
@@ -299,8 +302,18 @@ class EmbeddingQueue:
                 running.answer.set_result(result)
 
     def _fail_rows(self, error: Exception) -> None:
+        """Fail the input of the pass; several are tried again one by one, so that none fails for another."""
         shown = error if isinstance(error, RepriseError) else engine_failed("The embedding failed", error)
         rows, self._rows, self._pass = self._rows, [], None
+        if len(rows) > 1:
+            for each in reversed(rows):
+                # The same input may have come again since.
+                again = self._waiting.setdefault((each.namespace, each.key), each)
+                if again is not each:
+                    again.places.extend(each.places)
+                self._waiting.move_to_end((each.namespace, each.key), last=False)
+            self._num_alone = len(rows)
+            return
         for running in {id(running): running for each in rows for running, _ in each.places}.values():
             self._end_job(running, shown)
 
