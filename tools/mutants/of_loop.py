@@ -252,10 +252,17 @@ LOOP_MUTANTS = (
         _EMBEDDING,
     ),
     _mutant(
+        "EmbeddingQueue._fail_rows",
+        "an input fails for another in its pass",
+        "len(rows) > 1",
+        "False",
+        _EMBEDDING,
+    ),
+    _mutant(
         "EmbeddingQueue._begin",
         "the input that waits longest is left out for those of like length",
-        "first, *others = list(self._waiting.values())[:_WINDOW]",
-        "first, *others = sorted(self._waiting.values(), key=lambda each: len(each.input.tokens))[:_WINDOW]",
+        "list(self._waiting.values())",
+        "sorted(self._waiting.values(), key=lambda each: len(each.input.tokens))",
         _EMBEDDING,
     ),
     _mutant(
