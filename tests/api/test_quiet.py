@@ -7,6 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
+from reprise.disk.store import writer
 from reprise.quiet import MACHINE
 from tests.api.real_server import real_server
 from tests.loop.driving import PATIENCE_S
@@ -48,6 +49,7 @@ def until_written(client: httpx.Client) -> None:
 @pytest.mark.parametrize("mode", ["auto", "never", "always"])
 def test_nothing_is_done_that_nobody_waits_for(mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(MACHINE, "reason", "hot")
+    monkeypatch.setattr(writer, "PAUSE_S", 1.0)
     settings: dict[str, Any] = {"audit_rate": 1.0, "disk_directory": str(tmp_path), "background": mode}
     with real_server("qwen3_5", **settings) as client:
         health = answered(client)

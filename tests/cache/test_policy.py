@@ -378,6 +378,7 @@ def test_what_a_client_wants_kept_takes_the_place_of_what_is_worth_more() -> Non
     assert resumes_at(cache, side) == 280
 
 
+@pytest.mark.matrix
 def test_chats_of_a_kind_that_never_goes_on_are_not_expected_to() -> None:
     sizes = Sizes(full=1)
     cache = store("cost", sizes, None)

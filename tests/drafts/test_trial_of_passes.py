@@ -34,6 +34,10 @@ class SteppedEngine:
     def clock(self) -> float:
         return self.now_s
 
+    @property
+    def live_nbytes(self) -> int:
+        return self.num_live
+
     def most_live_nbytes(self, position: int, *, chunk: int) -> int:
         return position
 

@@ -323,7 +323,9 @@ def test_what_a_head_takes_is_counted() -> None:
     assert loaded.head.nbytes_per_token * layer.capacity == layer.nbytes
 
 
-@pytest.mark.parametrize("architecture", KINDS)
+@pytest.mark.parametrize(
+    "architecture", [KINDS[0], *(pytest.param(kind, marks=pytest.mark.matrix) for kind in KINDS[1:])]
+)
 def test_of_a_pass_no_more_is_kept_than_the_last_hidden_state(architecture: str) -> None:
     runner = Runner(loaded_with_head(architecture), can_batch=True)
     long, short = np.resize(TOKENS, 2048), TOKENS[:30]

@@ -32,7 +32,11 @@ def test_the_layers_are_known_without_loading(family: str) -> None:
 
 @pytest.mark.parametrize(
     ("family", "tokens", "ways"),
-    [("qwen3_5", 1024, ()), ("gemma3", 18, ("window of 24", "full attention")), ("gemma4", 62, ("window of 24",))],
+    [
+        pytest.param("qwen3_5", 1024, (), marks=pytest.mark.matrix),
+        ("gemma3", 18, ("window of 24", "full attention")),
+        ("gemma4", 62, ("window of 24",)),
+    ],
 )
 def test_inspect_says_how_a_model_sees(family: str, tokens: int, ways: tuple[str, ...]) -> None:
     images = inspect_model(seeing(family), budget=1 << 30).images

@@ -240,6 +240,7 @@ def test_an_agent_that_drops_old_screenshots_is_told_what_that_costs(family: str
         assert record["images_encoded"] == 1
 
 
+@pytest.mark.matrix
 def test_an_answer_that_is_cut_off_in_an_image_leaves_what_is_before_it() -> None:
     large = picture(7, 1024, 1024).content
     words = "A long introduction before the picture. " * 8
