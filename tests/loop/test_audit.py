@@ -258,7 +258,7 @@ def test_it_never_blames_a_right_answer(architecture: str, drafts: str) -> None:
     """Chats that grow, are asked again and are cut, with new ones beside them, with drafts and without."""
     engine = DrivenEngine(architecture, is_audit_off=False, audit_rate=1.0, drafts=drafts)
     try:
-        if drafts == "auto":
+        if drafts == "always":
             engine.ask(make_passes_free)
         num = reused = accepted = 0
         chats = [prompt_of(900 + i, 40 + 60 * i) for i in range(3)]
@@ -276,7 +276,7 @@ def test_it_never_blames_a_right_answer(architecture: str, drafts: str) -> None:
             pairs = zip(chats, answers, strict=False)
             grown = [[*prompt, *answer.tokens, 5, *prompt[-20:]] for prompt, answer in pairs]
             chats = [chat[: len(chat) // 2] if len(chat) > 400 else chat for chat in grown]
-        assert reused > 0 and (accepted > 0) == (drafts == "auto")
+        assert reused > 0 and (accepted > 0) == (drafts == "always")
         near_ties = f"{totals.num_near_ties} near-ties, worst {totals.worst:.1e}"
         print(f"{architecture}, drafts {drafts}: {num} audited, {near_ties}")
         print(f"{reused} tokens reused, {accepted} accepted from drafts")

@@ -52,7 +52,10 @@ def choices(tmp_path: Path) -> list[Settings]:
         str(write_adapter(tmp_path / kind, mlx_lm.load(str(tiny_model(MODEL)))[0], kind=kind, seed=seed))
         for seed, kind in enumerate(("lora", "dora"))
     ]
-    return [Settings(model=str(tiny_model(MODEL)), adapter_path=path, is_audit_off=True) for path in (None, *paths)]
+    return [
+        Settings(model=str(tiny_model(MODEL)), adapter_path=path, is_audit_off=True, drafts="off")
+        for path in (None, *paths)
+    ]
 
 
 @contextmanager
