@@ -44,7 +44,7 @@ NASTY = [
 def server() -> Iterator[httpx.Client]:
     """A server after a scripted session: turns, an edit, other tools, a refusal, texts full of markup."""
     tools = [{"type": "function", "function": {"name": name, "parameters": {"type": "object"}}} for name in ("b", "a")]
-    with real_server() as client:
+    with real_server(drafts="off") as client:
 
         def ask(*contents: str, **more: Any) -> None:
             roles = ("system", "user", "assistant", "user")
