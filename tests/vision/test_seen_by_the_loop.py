@@ -73,10 +73,16 @@ def engine(request: pytest.FixtureRequest) -> Iterator[SeeingEngine]:
     made.close()
 
 
+NUM_BEHIND_STABLE = 5
+"""Tokens between the boundary of `stable` and the end of the prompt."""
+
+
 def stable(prompt: Prompt) -> Prompt:
     """With a boundary a little before the end, as a template's."""
     return Prompt(
-        tokens=prompt.tokens, images=prompt.images, boundaries=(Boundary(len(prompt) - 5, BoundaryKind.STABLE),)
+        tokens=prompt.tokens,
+        images=prompt.images,
+        boundaries=(Boundary(len(prompt) - NUM_BEHIND_STABLE, BoundaryKind.STABLE),),
     )
 
 
