@@ -85,6 +85,22 @@ def test_a_trial_gives_way_to_a_request(monkeypatch: pytest.MonkeyPatch) -> None
         assert sizes_after_trial(engine) is not None
 
 
+def test_a_trial_waits_until_it_has_been_quiet_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    true, tried_at_s = Runner.logits, list[float]()
+
+    def noted(self: Runner, live: LiveSequence, chunk: Tokens) -> mx.array:
+        tried_at_s.append(time.monotonic())
+        time.sleep(0.01)
+        return true(self, live, chunk)
+
+    monkeypatch.setattr(Runner, "logits", noted)
+    with closing(DrivenEngine("llama", drafts="auto")) as engine:
+        engine.run(words(3140, 40), num=4)
+        ended_s = time.monotonic()
+        sizes_after_trial(engine)
+    assert min(at_s for at_s in tried_at_s if at_s > ended_s) - ended_s > 0.8
+
+
 def test_what_a_trial_gives_up_is_not_charged_any_longer(monkeypatch: pytest.MonkeyPatch) -> None:
     true, is_tried = Runner.logits, list[bool]()
 

@@ -13,7 +13,7 @@ from reprise.core.inspection import InspectedRead
 from reprise.core.kinds import Footprint
 from reprise.core.prompt import BoundaryKind
 from reprise.disk.ports import NewEncoder, TierRequest, TierSequences
-from reprise.disk.read_ahead import MIN_TOKENS, ReadAhead
+from reprise.disk.read_ahead import ReadAhead
 from reprise.disk.store.cache import DiskCache
 from reprise.disk.write_behind import WriteBehind
 
@@ -74,14 +74,6 @@ class DiskTier:
     def common_length(self, request: TierRequest) -> int:
         """How far the request's prompt agrees with a path on disk, whether or not it could resume there."""
         return 0 if self._disk is None else self._disk.common_length(request.prompt.tokens, namespace=request.namespace)
-
-    def agrees_to(self, request: TierRequest, *, held: int) -> int:
-        """How far the prompt agrees with a path on disk that cannot be resumed behind `held`; 0: with none.
-
-        What agrees for no more than a prompt is worth reading for counts as none.
-        """
-        common = self.common_length(request)
-        return common if common - held >= MIN_TOKENS and self.reach(request) <= held else 0
 
     def would_read_to(self, request: TierRequest, *, held: int) -> int:
         """The position to which `begin` would read, given ``[0, held)`` in memory; 0: it would not read."""

@@ -19,6 +19,8 @@ _MOST_S = 20.0
 """Seconds of passes after which larger ones are not tried."""
 _RETRY_S = 10.0
 """How long to wait before checking again whether the machine has room and rest for it."""
+_QUIET_S = 1.0
+"""How long nothing must have run: behind an answer, what the next turn needs is computed first."""
 
 
 def make_drafts(runner: Runner, mode: str, *, earlier: EarlierTexts) -> Drafts | None:
@@ -56,6 +58,10 @@ class DraftTrial:
     def due_in_s(self) -> float | None:
         """Seconds until there is something to do if the server stays idle; None: never."""
         return None if self._is_over else max(0.0, self._next_s - self._clock())
+
+    def postpone(self) -> None:
+        """Something else runs: wait until it has been quiet for a while."""
+        self._next_s = max(self._next_s, self._clock() + _QUIET_S)
 
     def give_up(self) -> bool:
         """Free the memory of the trial, which restarts later. False if there is none."""

@@ -16,6 +16,7 @@ from reprise.core.job import Purpose
 from reprise.core.outcome import Reason
 from reprise.core.prompt import BoundaryKind
 from reprise.core.tokens import Span, Tokens, union
+from reprise.disk.read_ahead import MIN_TOKENS
 from reprise.disk.tier import DiskTier
 from reprise.engine.running.score import PromptScorer
 from reprise.loop.request_table import RequestTable
@@ -180,10 +181,12 @@ class RequestPrefixes:
         match, waiting = self.match(request), request.phase
         assert isinstance(waiting, Waiting), waiting
         resume_at, row = waiting.resume_at, waiting.row
+        # A model that resumes anywhere has no use for where paths part.
+        common = 0 if self._cache.layout.resumes_anywhere else self._disk.common_length(request)
         # Only at the first admission: a preempted request keeps its reason.
         if self._is_on and request.stats.admission is None:
             request.stats.continues = match.continues
-            on_disk = request.reading.not_read_to or self._disk.agrees_to(request, held=resume_at)
+            on_disk = request.reading.not_read_to or self._unresumable_to(request, common, held=resume_at)
             if on_disk > request.stats.matched:
                 # What is stored there is not what memory has behind its own match.
                 request.stats.matched, request.stats.continues = on_disk, None
@@ -196,7 +199,7 @@ class RequestPrefixes:
             )
             if evicted_to is not None:
                 request.stats.num_evicted = max(0, min(evicted_to, len(request.prompt)) - request.stats.matched)
-        plan = self._plan(request, match, resume_at, has_row=row is not None)
+        plan = self._plan(request, match, resume_at, on_disk=common, has_row=row is not None)
         lease = self._cache.lease(match, resume_at, is_request=not request.is_settle)
         self._note_lineage(request, lease)
         self._number(request, match, lease)
@@ -245,11 +248,18 @@ class RequestPrefixes:
         self._sequences.measure()
         return is_there
 
-    def _plan(self, request: RunningRequest, match: Match, resume_at: int, *, has_row: bool) -> Plan:
+    def _unresumable_to(self, request: RunningRequest, common: int, *, held: int) -> int:
+        """`common`, how far the prompt agrees with a path on disk, if that cannot be resumed behind `held`; else 0.
+
+        What agrees for no more than is worth reading counts as nothing.
+        """
+        is_more = common > request.stats.matched and common - held >= MIN_TOKENS
+        return common if is_more and self._disk.reach(request) <= held else 0
+
+    def _plan(self, request: RunningRequest, match: Match, resume_at: int, *, on_disk: int, has_row: bool) -> Plan:
         branches = [match.length] if match.continues is not None else []
-        if not self._cache.layout.resumes_anywhere:
-            # The other path may be on disk alone: of that no more was read than what can be resumed.
-            branches.append(self._disk.common_length(request))
+        # The other path may be on disk alone: of that no more was read than what can be resumed.
+        branches += [on_disk] if on_disk > 0 else []
         return make_plan(
             request.prompt,
             layout=self._cache.layout,

@@ -182,6 +182,8 @@ class Worker:
         if self.embedding is not None and len(self.embedding) > 0:
             self.embedding.step(num_others=self.num_others)
             return
+        if self._trial is not None and len(self.requests) > 0:
+            self._trial.postpone()
         if self.sequences.is_broken:
             self.requests.reset_cache()
         decodes = any(isinstance(request.phase, Decoding) for request in self.requests.values())
