@@ -13,7 +13,7 @@ from reprise.engine.running.runner import LiveSequence, Runner
 from reprise.loop.worker import Worker
 from reprise.memory import Account
 from tests.loop.driving import PATIENCE_S, DrivenEngine
-from tests.loop.test_drafts import FreePasses
+from tests.loop.test_drafts import SAMPLED, FreePasses
 from tests.loop.test_reuse import words
 from tests.models.headed import headed_model
 
@@ -139,6 +139,39 @@ def test_where_passes_differ_nothing_is_drafted(monkeypatch: pytest.MonkeyPatch)
         assert sizes_after_trial(engine) is None
         assert engine.loop.status().drafts is None
         assert len(engine.run(words(3120, 40), num=4).tokens) == 4
+
+
+@pytest.mark.matrix
+@pytest.mark.usefixtures("all_pay")
+@pytest.mark.parametrize("architecture", ["llama", "qwen3_5"])
+def test_exact_drafts_use_only_passes_that_equal_single_steps(
+    architecture: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where a draft has any length, and where tokens are fed again behind a rejected one."""
+    true, fed = Runner.logits, set[int]()
+
+    def logits(self: Runner, live: LiveSequence, chunk: Tokens) -> mx.array:
+        return true(self, live, chunk) + (1e-6 if len(chunk) == 5 else 0)
+
+    monkeypatch.setattr(Runner, "logits", logits)
+
+    class Noted(FreePasses):
+        def note(self, num_tokens: int, seconds: float) -> None:
+            fed.add(num_tokens)
+
+    def note_passes(worker: Worker) -> None:
+        assert worker.drafts is not None
+        worker.drafts.costs = Noted()
+
+    with closing(DrivenEngine(architecture, drafts="exact")) as engine:
+        sizes = sizes_after_trial(engine)
+        assert sizes is not None and sizes[-1] == 4
+        engine.ask(note_passes)
+        prompt = words(797, 60)
+        for _ in range(2):
+            engine.run(prompt, sampling=SAMPLED, num=24)
+            engine.run([*prompt, *words(798, 3)], sampling=SAMPLED, num=24)
+    assert max(fed) in (2, 3, 4), fed
 
 
 def test_a_head_that_could_draft_nothing_is_not_kept(
