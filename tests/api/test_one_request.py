@@ -9,10 +9,11 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import reprise
 from tests.api.real_server import real_server
 
 _ROOT = Path(__file__).parents[2]
-_SOURCE = str(_ROOT / "src" / "reprise")
+_SOURCE = str(Path(reprise.__file__).parent)
 
 
 @contextmanager
