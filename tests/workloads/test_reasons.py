@@ -149,3 +149,18 @@ def test_every_computed_token_has_the_right_reason(template: str, chosen: st.Dat
         if step not in ("system", "tools") or client.head not in seen:
             assert explanation.reason in ALLOWED[step], (step, previous, explanation)
         seen.add(client.head)
+
+
+@pytest.mark.parametrize("settles", [False, True])
+def test_tools_that_a_template_writes_beside_the_last_message_changed(*, settles: bool) -> None:
+    client = ExplainedChat(template="moves_tools", settles=settles, drops_reasoning=False, tools=(WEATHER, SEARCH))
+    client.messages.append(user(QUESTIONS[0]))
+    client.ask(Answer(content=None, reasoning=THOUGHT, tool_calls=(CALL,)))
+    client.answered(Answer(content=None, reasoning=THOUGHT, tool_calls=(CALL,)))
+    client.ask(Answer(content="It is sunny.", reasoning=THOUGHT))
+    client.answered(Answer(content="It is sunny.", reasoning=THOUGHT))
+    client.messages.append(user(QUESTIONS[2]))
+    client.ask(Answer(content=None, reasoning=THOUGHT, tool_calls=(CALL,)))
+    client.tools = client.tools[::-1]
+    _, explanation = client.ask(Answer(content="Near.", reasoning=None))
+    assert explanation.reason is Reason.TOOLS_CHANGED

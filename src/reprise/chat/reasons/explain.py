@@ -323,6 +323,9 @@ def _classify_message(divergence: Divergence, index: int, role: str | None) -> R
     if index >= len(before):
         return Reason.ANSWER_RENDERED_DIFFERENTLY if role == "assistant" else Reason.BRANCHED
     if _said(before[index]) == _said(messages[index]):
+        if previous.request.tools != divergence.rendered.request.tools:
+            # Some templates write the tools beside the last message.
+            return Reason.TOOLS_CHANGED
         # The same message ends otherwise: the chat went on from it in another way, or the template rewrote it.
         is_last = index in (len(before) - 1, len(messages) - 1)
         return Reason.BRANCHED if is_last and len(before) == len(messages) else Reason.TEMPLATE_RERENDERED
