@@ -198,6 +198,9 @@ class FixedCosts(PassCosts):
     def note(self, num_tokens: int, seconds: float) -> None:
         """Nothing is learnt."""
 
+    def relative_of(self, num_tokens: int, seconds: float) -> float:
+        return self.relative(num_tokens)
+
     def relative(self, num_tokens: int) -> float:
         return float(np.interp(num_tokens, list(self._by_size), list(self._by_size.values())))
 

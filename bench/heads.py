@@ -1,15 +1,17 @@
 """Chats with the demo's model and what guesses its next tokens: accepted shares and passes, by count.
 
     python -m bench.heads [--chats 2] [--turns 20] [--costs memory]
-    python -m bench.heads --rounds 5 [--turns 20]
+    python -m bench.heads --measure 3 [--turns 20] [--temperature 3] [--hidden 512]
 
 Every pass and every guess has a fixed cost, as in `bench.draft_replay`, so that the counts are the same on any machine
 and say what a device with such costs would gain. `head` is the trained head that ships with the demo's model. The
 others are companions (`--draft-model`) in its place: `same` is the model itself, the most that there is; `random` has
 other weights and is of no use. All sides look earlier text up, too; `looked up` is that alone.
 
-With `--rounds` nothing is fixed: the head, and one with random weights, take turns with decoding without drafts, each
-round with another chat. The ratios are of processor time, which other programs disturb least.
+With `--measure` nothing is fixed: the head, one with random weights and no drafts at all answer the same turns, one
+behind the other, in another order each time, once the trials behind `--drafts auto` are over. What is compared is all
+the time that the answers took behind their first tokens, by the clock and of processors (which other programs disturb
+less, and of which a pass over several tokens takes more threads). The interval is a bootstrap over the turns.
 """
 
 import argparse
@@ -23,12 +25,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
-from statistics import median
 from typing import Any, cast
 
 import mlx.core as mx
 
 from bench.draft_replay import COSTS, DEMO, FixedCosts, ReplayTurn, demo_turns
+from bench.rivals import MODELS
 from reprise.core.events import Event, Finished, Sampled
 from reprise.core.job import Job, Sampling
 from reprise.core.outcome import Outcome
@@ -36,9 +38,10 @@ from reprise.core.prompt import Prompt
 from reprise.core.settings import Settings
 from reprise.core.tokens import as_tokens
 from reprise.drafts.benefit import DraftCosts, PassCosts
+from reprise.engine.models.heads import FORMATS
 from reprise.engine.running.live_sequence import LiveSequence
 from reprise.engine.running.runner import TokenFailure, TokenResult
-from reprise.lab.demo.tiny.build import random_weights
+from reprise.lab.demo.tiny.build import build_model, random_weights
 from reprise.loop import EngineClient
 from reprise.loop.worker import Worker
 
@@ -48,6 +51,10 @@ STEPS: Mapping[str, float] = {"head": 0.03, "same": 0.1, "random": 0.1}
 _PATIENCE_S = 600.0
 _LONG_ANSWER = 60
 """Tokens of an answer whose speed is measured, beyond where the model would end it."""
+_IDLE_S, _IDLE_SHARE = 3.0, 0.05
+_NUM_DRAWS = 2_000
+UNITS = ("by the clock", "of processor time")
+GREEDY = Sampling(temperature=0)
 _ids = itertools.count()
 
 
@@ -153,24 +160,27 @@ class GuessedSide:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GreedyAnswer:
-    """An answer, what it took, and the processor time of all its tokens but the first."""
+class TimedAnswer:
+    """An answer, what it took, and the time of all its tokens but the first."""
 
     tokens: list[int]
     outcome: Outcome
     decode_s: float
+    processor_s: float
 
 
-def ask(engine: EngineClient, prompt: Sequence[int], *, num: int, stop: int) -> GreedyAnswer:
-    """The greedy answer to a prompt."""
-    ended, end, answer, times = threading.Event(), list[Finished](), list[int](), list[float]()
+def ask(
+    engine: EngineClient, prompt: Sequence[int], *, num: int, stop: int, sampling: Sampling = GREEDY
+) -> TimedAnswer:
+    """The answer to a prompt, as it was sampled."""
+    ended, end, answer, times = threading.Event(), list[Finished](), list[int](), list[tuple[float, float]]()
 
     def hear(event: Event) -> None:
-        times.append(time.process_time())
+        times.append((time.perf_counter(), time.process_time()))
         if isinstance(event, Sampled):
             if not answer:
                 times.clear()
-                times.append(time.process_time())
+                times.append((time.perf_counter(), time.process_time()))
             answer.append(event.token)
         elif isinstance(event, Finished):
             end.append(event)
@@ -180,12 +190,13 @@ def ask(engine: EngineClient, prompt: Sequence[int], *, num: int, stop: int) -> 
         id=f"job-{next(_ids)}",
         prompt=Prompt(tokens=as_tokens(prompt)),
         max_tokens=num,
-        sampling=Sampling(temperature=0),
+        sampling=sampling,
         stop_tokens=frozenset({stop}),
     )
     engine.submit(job, hear)
     assert ended.wait(_PATIENCE_S) and end[0].error is None, end
-    return GreedyAnswer(tokens=answer, outcome=end[0].outcome, decode_s=times[-1] - times[0])
+    decode_s, processor_s = (last - first for first, last in zip(times[0], times[-1], strict=True))
+    return TimedAnswer(tokens=answer, outcome=end[0].outcome, decode_s=decode_s, processor_s=processor_s)
 
 
 def hold(side: GuessedSide, turns: Sequence[ReplayTurn]) -> HeadCounts:
@@ -224,38 +235,98 @@ def random_head(directory: Path) -> Path:
 
 
 class TimedSide:
-    """An engine as it is, and the processor time of its answers."""
+    """An engine as it is, and the time of its answers."""
 
-    def __init__(self, **settings: Any) -> None:
-        self.engine = EngineClient(Settings(model=str(DEMO), is_audit_off=True, settles=False, **settings))
+    def __init__(self, model: Path, **settings: Any) -> None:
+        self.engine = EngineClient(Settings(model=str(model), is_audit_off=True, settles=False, **settings))
         self.engine.start()
+        wait_until_idle()
+        self.num_drafted = self.num_accepted = 0
 
-    def hold(self, turns: Sequence[ReplayTurn]) -> float:
-        """Seconds per decoded token of these chats."""
-        found = [ask(self.engine, each.prompt, num=_LONG_ANSWER, stop=-1) for each in turns]
-        return sum(each.decode_s for each in found) / sum(len(each.tokens) - 1 for each in found)
+    def times(self, turn: ReplayTurn, sampling: Sampling) -> tuple[float, float]:
+        """Seconds per token of the answer to this turn behind the first, by the clock and of processors."""
+        found = ask(self.engine, turn.prompt, num=_LONG_ANSWER, stop=-1, sampling=sampling)
+        self.num_drafted += found.outcome.num_drafted
+        self.num_accepted += found.outcome.num_accepted
+        num = len(found.tokens) - 1
+        return found.decode_s / num, found.processor_s / num
 
 
-def measure(num_rounds: int, num_turns: int, random: Path) -> None:
-    """Print the speed with a head against decoding without, as measured."""
-    sides = {
-        "without": TimedSide(drafts="off"),
-        "head": TimedSide(drafts="auto", mtp=str(HEAD)),
-        "random": TimedSide(drafts="auto", mtp=str(random)),
+def random_model(directory: Path, hidden: int) -> Path:
+    """A `qwen3_5` with random weights whose pass takes long beside the time of the host, and its head."""
+    config: dict[str, Any] = dict(MODELS["qwen3_5"])
+    size = {"hidden_size": hidden, "intermediate_size": 4 * hidden, "num_hidden_layers": 8}
+    config["text_config"] = {**config["text_config"], **size}
+    build_model(directory, config)
+    one_layer = {**config, "text_config": {**config["text_config"], **FORMATS["qwen3_5"].one_layer}}
+    layer = random_weights(one_layer, seed=2)
+    weights = {"mtp." + name[name.index("layers.0.") :]: value for name, value in layer.items() if "layers.0." in name}
+    weights["mtp.fc.weight"] = mx.random.normal((hidden, 2 * hidden), scale=hidden**-0.5, key=mx.random.key(3))
+    for name in ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm"):
+        weights[f"mtp.{name}.weight"] = mx.ones((hidden,))
+    mx.save_safetensors(str(directory / "mtp.safetensors"), weights, metadata={"format": "mlx"})
+    return directory
+
+
+def wait_until_idle() -> None:
+    """Wait until this process has done nothing for a while: an engine tries its drafts when it has been quiet."""
+    quiet_since, before = time.monotonic(), time.process_time()
+    while time.monotonic() - quiet_since < _IDLE_S:
+        time.sleep(0.1)
+        now = time.process_time()
+        if now - before > _IDLE_SHARE * 0.1:
+            quiet_since = time.monotonic()
+        before = now
+
+
+def speed_interval(plain: Sequence[float], other: Sequence[float]) -> tuple[float, float]:
+    """Where 95 % of the ratios of sums lie, over turns drawn anew."""
+    random, num = Random(1), len(plain)
+    ratios = list[float]()
+    for _ in range(_NUM_DRAWS):
+        drawn = random.choices(range(num), k=num)
+        ratios.append(sum(plain[k] for k in drawn) / sum(other[k] for k in drawn))
+    ratios.sort()
+    return ratios[_NUM_DRAWS // 40], ratios[-_NUM_DRAWS // 40]
+
+
+def demo_sides(folder: Path) -> dict[str, TimedSide]:
+    return {
+        "without": TimedSide(DEMO, drafts="off"),
+        "head": TimedSide(DEMO, drafts="auto", mtp=str(HEAD)),
+        "random": TimedSide(DEMO, drafts="auto", mtp=str(random_head(folder / "random"))),
     }
-    ratios: dict[str, list[float]] = {name: [] for name in sides if name != "without"}
-    for number in range(num_rounds):
-        turns = [turn for turn, _ in demo_turns(Random(800 + number), num_turns)]
-        # Who is first in a round is last in the next.
-        order = sorted(sides, reverse=number % 2 == 1)
-        seconds = {name: sides[name].hold(turns) for name in order}
-        for name, found in ratios.items():
-            found.append(seconds["without"] / seconds[name])
+
+
+def random_sides(folder: Path, hidden: int) -> dict[str, TimedSide]:
+    model = random_model(folder, hidden)
+    return {
+        "without": TimedSide(model, drafts="off"),
+        "looked up": TimedSide(model, drafts="auto", mtp="off"),
+        "random": TimedSide(model, drafts="auto", mtp="auto"),
+    }
+
+
+def measure(sides: Mapping[str, TimedSide], num_chats: int, num_turns: int, temperature: float) -> None:
+    """Print how many times as fast answers with a head are as those without, as measured."""
+    orders = itertools.cycle(itertools.permutations(sides))
+    times: dict[str, list[tuple[float, float]]] = {name: [] for name in sides}
+    for number in range(num_chats):
+        for seed, (turn, _) in enumerate(demo_turns(Random(800 + number), num_turns)):
+            for name in next(orders):
+                sampling = Sampling(temperature=temperature, seed=1_000 * number + seed)
+                times[name].append(sides[name].times(turn, sampling))
     for side in sides.values():
         side.engine.close(timeout_s=30)
-    for name, found in ratios.items():
+    for name, side in sides.items():
+        print(f"{name:8}", end="")
+        for unit, plain, own in zip(
+            UNITS, zip(*times["without"], strict=True), zip(*times[name], strict=True), strict=True
+        ):
+            low, high = speed_interval(plain, own)
+            print(f" {sum(plain) / sum(own):.3f} ({low:.3f} to {high:.3f}) {unit};", end="")
         print(
-            f"{name:8} {median(found):.3f} of the speed without drafts ({min(found):.3f} to {max(found):.3f})",
+            f" {side.num_accepted:,} of {side.num_drafted:,} guessed tokens accepted, {len(times[name])} turns",
             flush=True,
         )
 
@@ -265,11 +336,14 @@ def main() -> None:
     parser.add_argument("--chats", type=int, default=2)
     parser.add_argument("--turns", type=int, default=20)
     parser.add_argument("--costs", choices=sorted(COSTS), default="memory")
-    parser.add_argument("--rounds", type=int, default=0, help="measure instead, in so many rounds")
+    parser.add_argument("--measure", type=int, default=0, help="chats whose answers are timed instead")
+    parser.add_argument("--temperature", type=float, default=0.0, help="of timed answers: at 3 no guess is right")
+    parser.add_argument("--hidden", type=int, default=0, help="time a random model of this width, not the demo's")
     options = parser.parse_args()
-    if options.rounds > 0:
+    if options.measure > 0:
         with tempfile.TemporaryDirectory(prefix="reprise-bench-") as folder:
-            measure(options.rounds, options.turns, random_head(Path(folder) / "random"))
+            timed = random_sides(Path(folder), options.hidden) if options.hidden else demo_sides(Path(folder))
+            measure(timed, options.measure, options.turns, options.temperature)
         return
     turns, costs = chats(options.chats, options.turns), COSTS[options.costs]
     with tempfile.TemporaryDirectory(prefix="reprise-bench-") as folder:

@@ -32,6 +32,9 @@ class FreePasses(PassCosts):
     def note(self, num_tokens: int, seconds: float) -> None:
         pass
 
+    def relative_of(self, num_tokens: int, seconds: float) -> float:
+        return 1.0
+
     def relative(self, num_tokens: int) -> float:
         return 1.0
 

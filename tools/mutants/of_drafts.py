@@ -213,10 +213,10 @@ DRAFTS_MUTANTS = (
         _COMPANION,
     ),
     _mutant(
-        "HeadDrafts.is_ready",
+        "RequestDrafts._compute",
         "a head that is never right guesses on",
-        "not self._head.account.is_overdrawn",
-        "True",
+        "drafts.accounts[computed.source].is_overdrawn",
+        "False",
         (*_GUESSES, "-k", "never_right"),
     ),
     _mutant(

@@ -50,6 +50,14 @@ _MOST_CREDIT = 32.0
 _SHARE_OF_TRIALS = 0.005
 """The share of the time that answers take which it may lose on trials after that."""
 
+_EVIDENCE = 4.0
+"""What drafts that were not verified would have saved before their source is tried again, in the same unit."""
+_DEARNESS = 0.1
+_LATE_TRIAL = 2.0
+"""What its drafts may then lose."""
+_HELD_UP = 2.0
+"""A pass that took so many times as long as expected was held up by something else: drafts do not answer for that."""
+
 _PRIOR_TRIALS = 4.0
 _MEMORY = 64.0
 """Trials that a rate remembers."""
@@ -65,14 +73,15 @@ _PRIOR = {
     DraftSource.DRAFT_MODEL: 0.7,
 }
 """Prior probability that the next token of a draft is accepted."""
-_TEXTS = frozenset({DraftSource.ANSWER, DraftSource.PREDICTION, DraftSource.HISTORY})
+TEXTS = frozenset({DraftSource.ANSWER, DraftSource.PREDICTION, DraftSource.HISTORY})
+"""What is looked up in text."""
 _DOUBT = 0.75
 """By how much each doubling of a match, from four tokens on, reduces the prior doubt in what follows it: a long match
 is mostly a text that is written again, and without a trial that would never be learnt."""
 
 
 def _prior(source: DraftSource, match: int) -> float:
-    doublings = max(0, match.bit_length() - 2) if source in _TEXTS else 0
+    doublings = max(0, match.bit_length() - 2) if source in TEXTS else 0
     return 1 - (1 - _PRIOR[source]) * _DOUBT**doublings
 
 
@@ -175,6 +184,10 @@ class PassCosts:
         seen, sizes = max([1, *self._seen, *self._unsettled]), self.sizes
         return sizes[min(bisect_right(sizes, seen), len(sizes) - 1)] if self.is_known else 1
 
+    def relative_of(self, num_tokens: int, seconds: float) -> float:
+        """The cost of this pass over `num_tokens`, as a multiple of one over a single token."""
+        return min(seconds / self.one_s, _HELD_UP * self.relative(num_tokens))
+
     def relative(self, num_tokens: int) -> float:
         """The cost of a pass over `num_tokens`, as a multiple of one over a single token."""
         num_tokens = min(num_tokens, self.sizes[-1])
@@ -274,13 +287,18 @@ class DraftCosts:
 
 
 class DraftAccount:
-    """What drafts have brought so far, less what they cost, in passes of the other model over one token.
+    """What the drafts of a source have brought so far, less what they cost, in passes over one token.
 
-    Where they lose, their model rests: what it may lose from then on is a small share of the time that answers take.
+    Where they lose, the source rests, whatever was estimated: what it may lose from then on is a small share of the
+    time that answers take. It is also back as soon as drafts that nobody verified would have paid.
     """
 
     def __init__(self) -> None:
         self.balance = 0.0
+        self._dearness = 1.0
+        """What its passes cost, as a multiple of what was expected: a mean over about the last ten."""
+        self._evidence = 0.0
+        """What drafts that were not verified would have saved, if that is more than nothing (a cumulative sum)."""
 
     @property
     def is_overdrawn(self) -> bool:
@@ -289,6 +307,18 @@ class DraftAccount:
     def add(self, num_passes: float) -> None:
         """Drafts have saved so many passes; less than 0: they have cost them."""
         self.balance = max(-2 * _TRIAL, min(_MOST_CREDIT, self.balance + num_passes))
+
+    def note_verified(self, num_tokens: int, *, cost: float, expected: float, step: float) -> None:
+        """A pass has yielded so many tokens. Costs are in passes over one token: its own and of making the draft."""
+        self._dearness += _DEARNESS * (cost / expected - self._dearness)
+        self.add(num_tokens - cost - step)
+
+    def note_unverified(self, num_tokens: int, *, expected: float) -> None:
+        """While it rests, a pass that was expected to cost this much would have yielded so many tokens."""
+        self._evidence = max(0.0, self._evidence + num_tokens - expected * self._dearness)
+        if self._evidence >= _EVIDENCE:
+            self._evidence = 0.0
+            self.balance = max(self.balance, _LATE_TRIAL - _TRIAL)
 
     def note_answered(self, num_tokens: int) -> None:
         """So many tokens of answers were decoded."""

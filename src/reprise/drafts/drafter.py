@@ -10,7 +10,7 @@ from typing import Protocol
 from reprise.core.backend import DraftSource, DraftStatus, StoredText
 from reprise.core.outcome import Drafted
 from reprise.core.tokens import Tokens, as_tokens, join_tokens
-from reprise.drafts.benefit import PASS_SIZES, AcceptanceRates, DraftLength, PassCosts, best_length
+from reprise.drafts.benefit import PASS_SIZES, TEXTS, AcceptanceRates, DraftAccount, DraftLength, PassCosts, best_length
 from reprise.drafts.history import LONGEST_MATCH, NGRAMS, Continuation, TextEnd, TokenHistory
 from reprise.drafts.trail import CONFIRMED, Trail
 
@@ -28,8 +28,6 @@ _READ_ANSWER = 16
 _PATIENCE = ((256, 16), (32, 4))
 """Pairs: after this many fruitless steps in a row, only one step in so many looks up, until one succeeds: text that
 repeats nothing is not slowed down, and text that begins to repeat is found a few tokens later."""
-_RISE = 0.1
-"""The weight of the newest answer in the mean length of answers."""
 EARLIER_TOKENS = 1 << 17
 """About how many tokens of what was said before the start are read of a namespace."""
 _READ_EARLIER_AT_ONCE = 2 * _READ_AT_ONCE
@@ -70,19 +68,13 @@ class ComputedDrafts(Protocol):
         """Seconds that a drafted token takes; None: it cannot draft now."""
         ...
 
-    def is_ready(self, *, saving_s: float, num_left: int) -> bool:
-        """Whether it can draft in this step. If not, it prepares for that where it pays.
-
-        `saving_s`: what each of the `num_left` tokens to come is expected to take less with its drafts.
-        """
+    @property
+    def is_ready(self) -> bool:
+        """Whether it may draft in this step."""
         ...
 
     def draft(self, num: int) -> Draft | None:
         """Up to `num` tokens that may come next."""
-        ...
-
-    def end(self) -> None:
-        """The answer is over."""
         ...
 
 
@@ -172,8 +164,9 @@ class Drafts:
         self.num_accepted: Counter[DraftSource] = Counter()
         self.saved_s = 0.0
         """Seconds of decoding that drafts have saved, compared with passes over one token."""
-        self.answer_tokens = 256.0
-        """The mean length of answers."""
+        looked_up = DraftAccount()
+        self.accounts = {source: looked_up if source in TEXTS else DraftAccount() for source in DraftSource}
+        """Look-ups share one, whatever text they found."""
         self._namespaces: OrderedDict[str, _Namespace] = OrderedDict()
         self._status: DraftStatus | None = None
         """Asked for in each step: it is made anew where something has changed."""
@@ -239,6 +232,11 @@ class Drafts:
             self._namespaces.popitem(last=False)
         self._status = None
 
+    def note_answered(self, num_tokens: int) -> None:
+        """So many tokens of answers were decoded."""
+        for account in set(self.accounts.values()):
+            account.note_answered(num_tokens)
+
     def note_verified(self, source: DraftSource, *, num: int, num_accepted: int, saved_s: float) -> None:
         """So many tokens of a draft were verified, and so many of them accepted."""
         self.num_drafted[source] += num
@@ -262,6 +260,24 @@ class Drafts:
             namespace.history.check()
 
 
+class _Shadow:
+    """A draft that is not verified, and how much of it turns out to be right."""
+
+    def __init__(self, draft: Draft, num_fed: int) -> None:
+        self.draft = draft
+        self.num_right = 0
+        self.size = num_fed + len(draft.tokens)
+        """Of the pass that would verify it, in tokens."""
+
+    def follow(self, tokens: Sequence[int]) -> bool:
+        """The answer continued with these tokens. Returns whether all is known."""
+        for token in tokens:
+            if self.num_right == len(self.draft.tokens) or self.draft.tokens[self.num_right] != token:
+                return True
+            self.num_right += 1
+        return self.num_right == len(self.draft.tokens)
+
+
 class RequestDrafts:
     """The drafts of one running request."""
 
@@ -282,6 +298,10 @@ class RequestDrafts:
         self._computed = computed
         self._untried: Draft | None = None
         """What was found and is not verified: whether its first token is right is seen all the same."""
+        self._shadow: _Shadow | None = None
+        """What would have been verified if its source did not rest."""
+        self._broken: DraftAccount | None = None
+        """Whose draft the last pass verified: the next one was not run ahead for it."""
         self._drafts = drafts
         self._prompt = prompt
         self._namespace = namespace
@@ -326,6 +346,12 @@ class RequestDrafts:
         if untried is not None:
             is_right = untried.tokens[0] == tokens[0]
             self._learn(untried, accepted=int(is_right), drafted=1)
+        self._drafts.note_answered(len(tokens))
+        if self._shadow is not None and self._shadow.follow(tokens):
+            self._num_in_vain = 0 if self._shadow.num_right > 0 else self._num_in_vain
+            account = self._drafts.accounts[self._shadow.draft.source]
+            account.note_unverified(1 + self._shadow.num_right, expected=self._drafts.costs.relative(self._shadow.size))
+            self._shadow = None
         if self._trail is not None:
             self._trail.follow(tokens)
             if self._trail.is_lost:
@@ -335,10 +361,7 @@ class RequestDrafts:
 
     def end(self) -> None:
         """The answer has ended: add it to the history."""
-        if self._computed is not None:
-            self._computed.end()
         if self._answer:
-            self._drafts.answer_tokens += _RISE * (len(self._answer) - self._drafts.answer_tokens)
             answer = join_tokens(self._prompt[-_OVERLAP:], as_tokens(self._answer))
             self._drafts.namespace(self._namespace).history.append(answer)
             self._drafts.note_growth()
@@ -363,22 +386,22 @@ class RequestDrafts:
                 len(draft.tokens), draft.source, draft.match, num_fed=num_fed, is_resumed=draft.is_resumed
             )
             if best.length > 0:
-                return replace(draft, tokens=draft.tokens[: best.length])
+                draft = replace(draft, tokens=draft.tokens[: best.length])
+                if not self._drafts.accounts[draft.source].is_overdrawn:
+                    return draft
+                if self._shadow is None:
+                    self._shadow = _Shadow(draft, num_fed)
         self._num_in_vain += 1
         return None if self._computed is None else self._compute(self._computed, num_fed, most, is_chosen=is_chosen)
 
     def _compute(self, computed: ComputedDrafts, num_fed: int, most: int, *, is_chosen: bool) -> Draft | None:
         drafts, step_s = self._drafts, computed.step_s
-        if step_s is None:
+        if step_s is None or drafts.accounts[computed.source].is_overdrawn or not computed.is_ready:
             return None
         best = drafts.best_length(most, computed.source, computed.match, num_fed=num_fed, step_s=step_s)
         if best.length == 0:
             # Nothing is learnt of a draft that is not computed, so one is tried again in time.
             drafts.rates.fade(computed.source, computed.match)
-            return None
-        saving_s = drafts.costs.one_s * (1 - 1 / best.speed)
-        num_left = min(most, round(drafts.answer_tokens))
-        if not computed.is_ready(saving_s=saving_s, num_left=num_left):
             return None
         self.holds_back = is_chosen
         return None if is_chosen else computed.draft(best.length)
@@ -388,10 +411,21 @@ class RequestDrafts:
 
         `num_fed`: tokens that the pass took besides the draft.
         """
-        drafts = self._drafts
-        drafts.costs.note(num_fed + (len(draft.tokens) if draft is not None else 0), seconds)
+        drafts, costs = self._drafts, self._drafts.costs
+        size = num_fed + (len(draft.tokens) if draft is not None else 0)
+        costs.note(size, seconds)
+        broken, self._broken = self._broken, None
         if draft is None:
+            if broken is not None and costs.is_known:
+                broken.add(min(0.0, costs.relative(size) - costs.relative_of(size, seconds)))
             return
+        account = self._broken = drafts.accounts[draft.source]
+        account.note_verified(
+            num_tokens,
+            cost=costs.relative_of(size, seconds),
+            expected=costs.relative(size),
+            step=draft.seconds / costs.one_s,
+        )
         accepted = num_tokens - 1
         self._untried = None
         if self._computed is None or draft.source is not self._computed.source:

@@ -1,4 +1,4 @@
-"""The model's head or companion as a source of drafts, with an account of what its guesses bring."""
+"""The model's head or companion as a source of drafts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from reprise.core.backend import DraftSource
 from reprise.core.clock import Clock
 from reprise.core.tokens import as_tokens
-from reprise.drafts.benefit import DraftAccount, DraftCosts
+from reprise.drafts.benefit import DraftCosts
 from reprise.drafts.drafter import Draft, Drafts
 from reprise.quiet import why_quiet
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class DraftingHead:
-    """What guesses for a model beside it, its costs, and what it has saved so far."""
+    """What guesses for a model beside it, and its costs."""
 
     def __init__(
         self,
@@ -35,7 +35,6 @@ class DraftingHead:
         self.background = background
         self.clock = clock
         self.costs = DraftCosts(relative=nbytes / max(1, sequences.runner.loaded.nbytes))
-        self.account = DraftAccount()
         self.source = DraftSource.DRAFT_MODEL if is_model else DraftSource.HEAD
 
     @staticmethod
@@ -63,10 +62,6 @@ class HeadDrafts:
         self.source = head.source
         self._head = head
         self._request = request
-        self._num_answered = 0
-        """Tokens of the answer that the account knows of."""
-        self._guessed: tuple[int, list[int]] | None = None
-        """The length of the answer at the last draft, and its tokens."""
 
     @property
     def match(self) -> int:
@@ -78,10 +73,10 @@ class HeadDrafts:
     def step_s(self) -> float | None:
         return self._head.costs.step_s(self._head.drafts.costs)
 
-    def is_ready(self, *, saving_s: float, num_left: int) -> bool:
-        """Whether its guesses have not cost more so far than they brought, and the machine is not to be left alone."""
-        self._settle()
-        return not self._head.account.is_overdrawn and why_quiet(self._head.background) is None
+    @property
+    def is_ready(self) -> bool:
+        """Whether the machine is not to be left alone."""
+        return why_quiet(self._head.background) is None
 
     def draft(self, num: int) -> Draft | None:
         head, live = self._head, self._request.live
@@ -91,22 +86,6 @@ class HeadDrafts:
             return None
         started_s = head.clock()
         tokens = head.sequences.runner.guess(live, num)
-        seconds = head.clock() - started_s
-        passes = head.drafts.costs
-        head.costs.note_steps(num, seconds)
-        head.account.add(1 - passes.relative(num_fed + num) - num * self._head.costs.step_s(passes) / passes.one_s)
-        self._guessed = len(self._request.generated), tokens
+        head.costs.note_steps(num, head.clock() - started_s)
+        seconds = num * head.costs.step_s(head.drafts.costs)
         return Draft(as_tokens(tokens), self.source, self.match, seconds)
-
-    def end(self) -> None:
-        self._settle()
-
-    def _settle(self) -> None:
-        """Note what the last draft has brought, and how far the answer is."""
-        generated, account = self._request.generated, self._head.account
-        if self._guessed is not None:
-            (at, guessed), self._guessed = self._guessed, None
-            pairs = list(zip(guessed, generated[at:], strict=False))
-            account.add(next((i for i, (guess, token) in enumerate(pairs) if guess != token), len(pairs)))
-        account.note_answered(len(generated) - self._num_answered)
-        self._num_answered = len(generated)
