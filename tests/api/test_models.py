@@ -19,7 +19,8 @@ from starlette.types import Message
 from typer.testing import CliRunner
 
 from reprise.api.app import shapes_of_apis
-from reprise.api.service.models import ModelBackend, Models, ServedModel, answer_when_ready
+from reprise.api.service.models import ModelBackend, Models, ServedModel
+from reprise.api.wire.while_loading import answer_when_ready
 from reprise.cli.main import app
 from reprise.core.backend import Status, WeightsState
 from reprise.core.errors import LoadFailed, UnknownModel
@@ -255,7 +256,7 @@ def test_a_name_that_is_not_served_is_answered_with_the_list(server: httpx.Clien
     assert server.post("/v1/models/gpt-9/load").status_code == 404
 
 
-def served(name: str, *, ready: "Future[Any] | None" = None) -> ServedModel:
+def served(name: str, *, ready: "Future[Any] | None" = None) -> ServedModel[Any]:
     class LoadingBackend:
         def status(self) -> Status:
             return Status(weights=WeightsState.LOADING)

@@ -148,7 +148,7 @@ class ServingEngines:
         freeze_heap()
         return service
 
-    def _find_fetched(self, name: str) -> ServedModel | None:
+    def _find_fetched(self, name: str) -> ServedModel[ChatService] | None:
         """A model that has come into the hub's cache since the start, served from now on; None: it cannot be."""
         known = {entry.id for entry in self._entries}
         entry = next((each for each in served_models(self._settings) if each.id == name and name not in known), None)
@@ -279,7 +279,7 @@ def _renders_alike(other: tuple[str, ChatService], loaded: LoadedModel, seen: Se
 
 def _models(
     served: Sequence[_ServingEngine], entries: Sequence[ModelEntry], first: ChatService, loaded: LoadedModel
-) -> Models:
+) -> Models[ChatService]:
     """All of them, the first of which is loaded."""
     order = [entry.id for entry in entries]
     is_only = len(entries) == 1
@@ -289,7 +289,9 @@ def _models(
     return Models(listed, accepts_any_name=first.settings.accepts_any_model)
 
 
-def _listed(served: _ServingEngine, entry: ModelEntry, first: ChatService, *, is_only: bool) -> ServedModel:
+def _listed(
+    served: _ServingEngine, entry: ModelEntry, first: ChatService, *, is_only: bool
+) -> ServedModel[ChatService]:
     return ServedModel(
         id=entry.id,
         backend=served.engine,
@@ -302,7 +304,7 @@ def _listed(served: _ServingEngine, entry: ModelEntry, first: ChatService, *, is
 
 
 @contextmanager
-def _looking(served: Sequence[_ServingEngine], models: Models) -> Generator[None]:
+def _looking(served: Sequence[_ServingEngine], models: Models[ChatService]) -> Generator[None]:
     """Meanwhile find out what the models are that are not loaded, and load those that are to be."""
     is_over = threading.Event()
 
@@ -328,7 +330,7 @@ def _looking(served: Sequence[_ServingEngine], models: Models) -> Generator[None
         looker.join(_CLOSE_S)
 
 
-def _look(served: _ServingEngine, models: Sequence[ServedModel]) -> None:
+def _look(served: _ServingEngine, models: Sequence[ServedModel[ChatService]]) -> None:
     group = served.group
     fault = layers = None
     try:

@@ -76,7 +76,7 @@ class Refusals:
         """Which model was asked for; "" if none that is served here."""
         if self._service.models is None:
             return self._service.served.id
-        model: ServedModel | None = scope.get(MODEL_IN_SCOPE)
+        model: ServedModel[ChatService] | None = scope.get(MODEL_IN_SCOPE)
         return "" if model is None else model.id
 
 

@@ -31,7 +31,7 @@ from reprise.api.service.exchange import AnswerDelta, AnswerEnd, StillWaiting
 from reprise.api.service.models import ServedModel
 from reprise.api.service.reply import Reply
 from reprise.api.service.served import Served
-from reprise.api.service.service import new_request_id
+from reprise.api.service.service import ChatService, new_request_id
 from reprise.api.wire.background import HEADER
 from reprise.api.wire.body_reading import api_router
 from reprise.api.wire.context import Context, InContext, Namespace
@@ -186,7 +186,7 @@ def _running(served: Served) -> dict[str, Any]:
     return _model(served) | stays
 
 
-def _listed(model: ServedModel) -> dict[str, Any]:
+def _listed(model: ServedModel[ChatService]) -> dict[str, Any]:
     if model.service is not None:
         return _model(model.service.served)
     # What it is, its files say when it is loaded.

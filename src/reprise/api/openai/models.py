@@ -8,6 +8,7 @@ from fastapi import Request
 from reprise.api.http.sse import while_connected
 from reprise.api.service.models import Models, ServedModel
 from reprise.api.service.served import Served
+from reprise.api.service.service import ChatService
 from reprise.api.wire.body_reading import api_router
 from reprise.api.wire.context import Context, InContext
 from reprise.core.errors import BadRequest
@@ -62,7 +63,7 @@ async def unload_model(model_id: str, request: Request, context: InContext) -> d
     return _of(model, request)
 
 
-def _several(context: Context) -> Models:
+def _several(context: Context) -> Models[ChatService]:
     if context.models is None:
         raise BadRequest(
             "This server has one model, which is always loaded. Start it with several models, --models-dir or "
@@ -71,7 +72,7 @@ def _several(context: Context) -> Models:
     return context.models
 
 
-def _of(model: ServedModel, request: Request) -> dict[str, Any]:
+def _of(model: ServedModel[ChatService], request: Request) -> dict[str, Any]:
     if model.service is not None:
         body = _anthropic_model(model.service.served) if _is_anthropic(request) else _model(model.service.served)
     elif _is_anthropic(request):

@@ -2,34 +2,19 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-from starlette.requests import Request
-from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
-
-from reprise.api.http.errors import ErrorFormats, log_problem, problem_of
-from reprise.api.http.sse import EVENT_STREAM, comment_line, data_line, event_lines, while_connected
 from reprise.api.service.served import unknown_adapter
-from reprise.api.service.service import ChatService
 from reprise.core.backend import Backend, Status, WeightsState
-from reprise.core.errors import BadRequest, ClientGone, UnknownModel
+from reprise.core.errors import BadRequest, UnknownModel
 
 if TYPE_CHECKING:
     # At run time the API is used without MLX.
     from reprise.engine.models.load import LoadedModel
-
-
-_AT_ONCE_S = 1.0
-"""How long a stream's response waits for the model before it starts with comments."""
-_NO_HEADERS: Mapping[str, str] = {}
-_TOLD_S = 2.0
-"""Interval between two comments about loading."""
 
 
 class ModelBackend(Backend, Protocol):
@@ -53,16 +38,27 @@ class ModelBackend(Backend, Protocol):
         ...
 
 
+class ModelService(Protocol):
+    """What answers for a model that was loaded, as far as the list of models needs to know it."""
+
+    def status_of_model(self) -> Status:
+        """What the engine publishes of this model, with what is under way here."""
+        ...
+
+
+S = TypeVar("S", bound=ModelService)
+
+
 @dataclass(slots=True, kw_only=True, eq=False)
-class ServedModel:
-    """One of the models. Before it is loaded, `nbytes` and `layers` are those of its files.
+class ServedModel(Generic[S]):
+    """One of the models, with what answers for it. Before it is loaded, `nbytes` and `layers` are those of its files.
 
     Models with the same weights and KV format share a `backend`, and so a prefix cache.
     """
 
     id: str
     backend: ModelBackend
-    make_service: "Callable[[LoadedModel], ChatService]"
+    make_service: "Callable[[LoadedModel], S]"
     """Called on a separate thread."""
     nbytes: int = 0
     layers: str = ""
@@ -77,7 +73,7 @@ class ServedModel:
     """Names of its adapter in requests; empty without an adapter."""
     was_found: bool = False
     """Whether it is served for being in the hub's cache, and not by its name."""
-    service: ChatService | None = None
+    service: S | None = None
     fingerprint: str = ""
     created: int = field(default_factory=lambda: int(time.time()))
     _making: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -92,7 +88,7 @@ class ServedModel:
         is_here = self.service is not None and self.state is WeightsState.READY
         return is_here and self.fingerprint == self.backend.fingerprint
 
-    async def ready(self) -> ChatService:
+    async def ready(self) -> S:
         """Its service; loads the model if needed. Raises LoadFailed."""
         if self.service is not None and self.is_ready:
             return self.service
@@ -105,26 +101,26 @@ class ServedModel:
         """Unload it, and wait until that is done, which it is as soon as no request runs."""
         await asyncio.wrap_future(self.backend.dismiss())
 
-    def take(self, loaded: "LoadedModel") -> ChatService:
+    def take(self, loaded: "LoadedModel") -> S:
         """The service for a loaded model: the previous one unless its files have changed."""
         if self.service is None or self.fingerprint != loaded.fingerprint:
             self.service, self.fingerprint, self.nbytes = self.make_service(loaded), loaded.fingerprint, loaded.nbytes
         return self.service
 
 
-class Models:
+class Models(Generic[S]):
     """All models of a server. The first is the default."""
 
-    def __init__(self, models: Sequence[ServedModel], *, accepts_any_name: bool = False) -> None:
+    def __init__(self, models: Sequence[ServedModel[S]], *, accepts_any_name: bool = False) -> None:
         assert len({model.id for model in models}) == len(models) > 0, "model names are unique"
         self.all = tuple(models)
         firsts: dict[int, str] = {}
         for model in self.all:
             model.engine = firsts.setdefault(id(model.backend), model.id)
         self._accepts_any_name = accepts_any_name
-        self.find: Callable[[str], ServedModel | None] = lambda name: None
+        self.find: Callable[[str], ServedModel[S] | None] = lambda name: None
         """A model that was not here at the start, by its id, or None. Not on the event loop: it looks at files."""
-        self._removed: dict[str, ServedModel] = {}
+        self._removed: dict[str, ServedModel[S]] = {}
 
     async def note_fetched(self, name: str) -> None:
         """A model of the hub is in its cache now: serve it from now on, if this server serves those."""
@@ -141,7 +137,7 @@ class Models:
         self._removed |= {model.id: model for model in gone}
         self.all = tuple(model for model in self.all if model not in gone)
 
-    def of(self, name: str | None, adapter: str | None = None) -> ServedModel:
+    def of(self, name: str | None, adapter: str | None = None) -> ServedModel[S]:
         """The model that a request names, by id or the id's last part, and the adapter. Raises UnknownModel."""
         model = self._named(name)
         if adapter is None or adapter in model.adapter_names:
@@ -152,7 +148,7 @@ class Models:
                 return other
         raise unknown_adapter(adapter, [each.adapter_names[0] for each in (model, *adapted) if each.adapter_names])
 
-    def asked(self, name: str | None, adapter: str | None = None) -> ServedModel:
+    def asked(self, name: str | None, adapter: str | None = None) -> ServedModel[S]:
         """The model that has to answer. Raises UnknownModel, and BadRequest where none of several is named."""
         if name is None and adapter is None and len(self.all) > 1 and not self._accepts_any_name:
             raise BadRequest(f"Several models are served here. Send `model`: {self._ids}.", param="model")
@@ -162,7 +158,7 @@ class Models:
     def _ids(self) -> str:
         return ", ".join(model.id for model in self.all)
 
-    def _named(self, name: str | None) -> ServedModel:
+    def _named(self, name: str | None) -> ServedModel[S]:
         if name is None:
             return self.all[0]
         for model in self.all:
@@ -176,16 +172,16 @@ class Models:
         raise UnknownModel(f"The model {name!r} is not served here. Ask for one of: {self._ids}.")
 
     @property
-    def services(self) -> list[ChatService]:
+    def services(self) -> list[S]:
         """Of the models that were loaded, those that are unloaded by now among them."""
         return [model.service for model in self.all if model.service is not None]
 
-    def by_engine(self) -> dict[str, ServedModel]:
+    def by_engine(self) -> dict[str, ServedModel[S]]:
         """One of the models of each engine, one that was loaded if there is one, by the id of the first of them.
 
         What is counted by engine is counted once for all aliases of the same weights.
         """
-        found: dict[str, ServedModel] = {}
+        found: dict[str, ServedModel[S]] = {}
         for model in self.all:
             if model.engine not in found or (found[model.engine].service is None and model.service is not None):
                 found[model.engine] = model
@@ -199,7 +195,7 @@ class Models:
         }
 
 
-def model_body(model: ServedModel) -> dict[str, Any]:
+def model_body(model: ServedModel[Any]) -> dict[str, Any]:
     """Where a model's weights are, and what it holds now. `bytes` are those of its weights when they are loaded.
 
     What models of one `engine` hold is the same: to add up, take each engine once.
@@ -229,126 +225,3 @@ def model_body(model: ServedModel) -> dict[str, Any]:
 def short_name(model_id: str) -> str:
     """The last part of an id, such as a hub id."""
     return PurePath(model_id).name
-
-
-_MOST_CLIENTLESS = 64
-_CLIENTLESS: set[asyncio.Task[None]] = set()
-"""Background answers whose model is still loaded, and whose clients have gone."""
-
-
-class StreamWhileLoading(Response):
-    """A stream that starts while its model is being loaded: comments about that, then the answer's events.
-
-    Since the status has been sent, an error becomes its last event. `headers`: those of the answer, known before it.
-    With `expected` it is a background answer, which begins when the model is there, whether or not its client still is;
-    what `expected` encloses is the time until then.
-    """
-
-    def __init__(
-        self,
-        model: ServedModel,
-        ready: "asyncio.Task[ChatService]",
-        answer: Callable[[], Coroutine[Any, Any, Response]],
-        *,
-        shapes: ErrorFormats,
-        headers: Mapping[str, str],
-        expected: AbstractContextManager[None] | None,
-    ) -> None:
-        self.status_code = 200
-        self.background = None
-        self.init_headers({**EVENT_STREAM, **headers})
-        self._ready: asyncio.Task[ChatService] | None = ready
-        self._model, self._answer, self._shapes = model, answer, shapes
-        self._expected = expected
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-
-        async def write(text: str, *, has_more: bool = True) -> None:
-            await send({"type": "http.response.body", "body": text.encode(), "more_body": has_more})
-
-        async def send_rest(message: Any) -> None:
-            if message["type"] == "http.response.body":
-                await send(message)
-
-        waiting = ExitStack()
-        if self._expected is not None:
-            waiting.enter_context(self._expected)
-        try:
-            await while_connected(receive, self._wait(write))
-            response = await self._answer()
-            waiting.close()
-        except (ClientGone, OSError):
-            ready = self._ready
-            if ready is not None and self._expected is not None and len(_CLIENTLESS) < _MOST_CLIENTLESS:
-                self._ready = None
-                _CLIENTLESS.add(task := asyncio.create_task(self._begin(ready, waiting.pop_all())))
-                task.add_done_callback(_CLIENTLESS.discard)
-        except Exception as error:
-            problem = problem_of(error)
-            log_problem(problem, error, where=self._model.id)
-            body = self._shapes.of(scope)(problem)
-            is_named = "type" in body
-            await write(event_lines("error", body) if is_named else data_line(body), has_more=False)
-        else:
-            await response(scope, receive, send_rest)
-        finally:
-            waiting.close()
-            if self._ready is not None:
-                self._ready.cancel()
-
-    async def _begin(self, ready: "asyncio.Task[ChatService]", waiting: ExitStack) -> None:
-        """Begin the answer without its client, which can read it at its address."""
-        try:
-            with waiting:
-                await ready
-                await self._answer()
-        except Exception as error:
-            log_problem(problem_of(error), error, where=self._model.id)
-        finally:
-            ready.cancel()
-
-    async def _wait(self, write: Callable[[str], Coroutine[Any, Any, None]]) -> None:
-        assert self._ready is not None, "a response is sent once"
-        since_s = time.monotonic()
-        while True:
-            done, _ = await asyncio.wait((self._ready,), timeout=_TOLD_S)
-            if done:
-                await self._ready
-                return
-            waits = "being loaded" if self._model.state is WeightsState.LOADING else "waiting for room"
-            await write(comment_line(f"{self._model.id} is {waits} ({time.monotonic() - since_s:.0f} s)"))
-
-
-async def answer_when_ready(
-    model: ServedModel,
-    request: Request,
-    answer: Callable[[], Coroutine[Any, Any, Response]],
-    *,
-    is_stream: bool,
-    shapes: ErrorFormats,
-    headers: Mapping[str, str] = _NO_HEADERS,
-    expected: AbstractContextManager[None] | None = None,
-) -> Response:
-    """Answer a request once its model is loaded; a stream starts before. Raises what loading raises."""
-    if model.is_ready:
-        return await answer()
-    ready = asyncio.create_task(model.ready())
-    try:
-        done, _ = await asyncio.wait((ready,), timeout=_AT_ONCE_S)
-        if not done and is_stream:
-            streamed, ready = (
-                StreamWhileLoading(model, ready, answer, shapes=shapes, headers=headers, expected=expected),
-                None,
-            )
-            return streamed
-        await while_connected(request.receive, _result(ready))
-        ready = None
-        return await answer()
-    finally:
-        if ready is not None:
-            ready.cancel()
-
-
-async def _result(ready: "asyncio.Task[ChatService]") -> ChatService:
-    return await ready

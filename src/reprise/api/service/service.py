@@ -17,7 +17,7 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 from uuid import uuid4
 
 from reprise.api.http.limits import Limits
@@ -26,6 +26,7 @@ from reprise.api.service.agents import Agents
 from reprise.api.service.exchange import EndReason, RawPrompt, Record, ServiceRequest, used_of
 from reprise.api.service.image_parts import fetched, has_images
 from reprise.api.service.jobs import answer_format_of, cut_at, job_of, running_of
+from reprise.api.service.models import Models
 from reprise.api.service.records import Records, log_line, record_of
 from reprise.api.service.reply import Choice, Inbox, LoopClock, PrefillProgress, Reply
 from reprise.api.service.served import Served
@@ -50,9 +51,6 @@ from reprise.core.prompt import BoundaryKind, Prompt
 from reprise.core.settings import Settings
 from reprise.core.tokens import Tokens, as_tokens
 from reprise.quiet import why_quiet
-
-if TYPE_CHECKING:
-    from reprise.api.service.models import Models
 
 log = logging.getLogger(__name__)
 
@@ -114,7 +112,7 @@ class ChatService:
         self.records = Records(limit=self.limits.max_records) if beside is None else beside.records
         self.recorder: RecordCounts | None = None
         """With `--record`."""
-        self.models: Models | None = None if beside is None else beside.models
+        self.models: Models[ChatService] | None = None if beside is None else beside.models
         """All models of this server; None: this is the only one, and is always loaded."""
         self.is_closing = False
         self.threads = StageThreads() if beside is None else beside.threads

@@ -32,10 +32,10 @@ from reprise.api.http.errors import (
 from reprise.api.http.limits import Limits
 from reprise.api.http.off_loop import Stage
 from reprise.api.http.web_access import is_from_page
-from reprise.api.service.models import answer_when_ready
 from reprise.api.wire.background import HEADER, address_of
 from reprise.api.wire.context import MODEL_IN_SCOPE, Context
 from reprise.api.wire.controls import AnswerControls
+from reprise.api.wire.while_loading import answer_when_ready
 from reprise.core.errors import BadRequest
 from reprise.core.json_shape import json_shape
 from reprise.core.settings import Settings

@@ -34,10 +34,10 @@ class Context:
     ledger: Ledger
     events: EventHub
     background: BackgroundAnswers
-    models: Models | None = None
+    models: Models[ChatService] | None = None
     """All models of this server; None: there is one, which is always loaded."""
 
-    def of(self, model: ServedModel) -> "Context":
+    def of(self, model: ServedModel[ChatService]) -> "Context":
         """The same for another model, which has been loaded."""
         service = model.service
         if service is None:
@@ -80,7 +80,7 @@ async def _context(request: Request) -> Context:
     if context.models is None:
         context.service.served.check_name(request.query_params.get("model"))
         return context
-    named = cast(ServedModel | None, request.scope.get(MODEL_IN_SCOPE))
+    named = cast(ServedModel[ChatService] | None, request.scope.get(MODEL_IN_SCOPE))
     return context.of(named if named is not None else context.models.of(request.query_params.get("model")))
 
 
