@@ -5,8 +5,10 @@ import functools
 import re
 from collections import defaultdict
 from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 
+import grimp
 import pytest
 
 from tests.sdks import IMPORTED
@@ -44,6 +46,15 @@ def test_a_class_name_has_one_meaning() -> None:
         for name in re.findall(r"^ *class _?(\w+)\b[(:[]", path.read_text(), re.MULTILINE):
             places[name].append(str(path.relative_to(_ROOT)))
     assert {name: where for name, where in places.items() if len(where) > 1} == {}
+
+
+@pytest.mark.matrix
+def test_modules_import_each_other_in_no_circle() -> None:
+    """Also for types alone; an import within a function counts too."""
+    graph = grimp.build_graph("reprise")
+    # The command's first module imports the rest of the program once Ctrl-C ends it.
+    graph.remove_import(importer="reprise.cli.entry", imported="reprise.cli.main")
+    TopologicalSorter({module: graph.find_modules_directly_imported_by(module) for module in graph.modules}).prepare()
 
 
 @pytest.mark.matrix

@@ -14,6 +14,8 @@ from enum import StrEnum
 from itertools import zip_longest
 from typing import Protocol
 
+from reprise.core.failpoints import Failpoint, reach
+
 
 class Account(StrEnum):
     """What bytes are held for."""
@@ -102,6 +104,8 @@ class SharedMemory:
 
     def fits(self, nbytes: int) -> bool:
         """Whether `nbytes` more fit without reclaiming anything."""
+        if reach(Failpoint.FITS, nbytes) is False:
+            return False
         available = self.available
         return available is None or available >= nbytes
 

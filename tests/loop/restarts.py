@@ -1,14 +1,13 @@
 """Engines one after the other on one directory, as a server that is started again."""
 
+import itertools
 import random
 from pathlib import Path
 from typing import Any
 
-import pytest
-
+from reprise.core.failpoints import ACTIONS, Failpoint
 from reprise.core.inspection import OnDisk
 from reprise.core.sizes import Bytes
-from reprise.disk.read_ahead import ReadAhead
 from reprise.disk.store.cache import DiskCache
 from reprise.loop.worker import Worker
 from tests.loop.driving import DrivenEngine
@@ -21,17 +20,14 @@ _MOST_STEPS = 1000
 """Far more than an answer takes."""
 
 
-def bound_steps_of_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+def bound_steps_of_reading() -> None:
     """Have requests fail where the engine waits for ever for what is read: it takes one step after the other then."""
-    advance = ReadAhead.advance
-    steps: list[ReadAhead] = []
+    steps = itertools.count(1)
 
-    def advancing(reading: ReadAhead) -> list[str]:
-        steps.append(reading)
-        assert len(steps) < _MOST_STEPS, "it waits for what never comes"
-        return advance(reading)
+    def advancing() -> None:
+        assert next(steps) < _MOST_STEPS, "it waits for what never comes"
 
-    monkeypatch.setattr(ReadAhead, "advance", advancing)
+    ACTIONS[Failpoint.DISK_ADVANCE] = advancing
 
 
 class Restarts:

@@ -8,8 +8,8 @@ import numpy.typing as npt
 import pytest
 
 from reprise.core.events import Event, FinishReason, Sampled
+from reprise.core.failpoints import ACTIONS, Failpoint
 from reprise.core.job import Sampling, Thinking
-from reprise.engine.states.sequence_batch import SequenceBatch
 from reprise.loop.worker import Worker
 from tests.loop.driving import GREEDY, DrivenEngine, SubmittedJob
 from tests.loop.test_reuse import words
@@ -35,22 +35,11 @@ def engine(request: pytest.FixtureRequest) -> Iterator[DrivenEngine]:
 
 
 @pytest.fixture
-def num_ahead(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def num_ahead() -> list[str]:
     """What was done with passes that were run ahead, in order."""
     done: list[str] = []
-    run, back = SequenceBatch.run_ahead, SequenceBatch.step_back
-
-    def noted_run(rows: SequenceBatch, *given: object) -> None:
-        run(rows, *given)  # type: ignore[arg-type]
-        done.append("run")
-
-    def noted_back(rows: SequenceBatch) -> None:
-        if rows.ahead is not None:
-            done.append("undone")
-        back(rows)
-
-    monkeypatch.setattr(SequenceBatch, "run_ahead", noted_run)
-    monkeypatch.setattr(SequenceBatch, "step_back", noted_back)
+    ACTIONS[Failpoint.RUN_AHEAD] = lambda: done.append("run")
+    ACTIONS[Failpoint.STEP_BACK] = lambda: done.append("undone")
     return done
 
 

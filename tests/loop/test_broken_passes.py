@@ -44,13 +44,15 @@ def test_one_that_is_lost_lends_nothing_when_memory_gets_short(engine: DrivenEng
 
 def test_nobody_makes_room_with_what_a_broken_pass_left(engine: DrivenEngine) -> None:
     prompts = [_stored(engine, 610 + 10 * i) for i in range(2)]
-    lent: list[object] = []
+    lent: set[object] = set()
+
+    def no_room(nbytes: int) -> bool:
+        lent.update(_lenders(worker))
+        return False
 
     def break_short_of_memory(lives: object) -> None:
         del ACTIONS[Failpoint.DECODE]
-        share = worker.runner.share
-        worker.runner.share = lambda *given: lent.append(given) or share(*given)  # type: ignore[method-assign]
-        worker.memory.reserve = lambda nbytes: not worker.sequences.share_duplicates()  # type: ignore[method-assign]
+        ACTIONS[Failpoint.FITS] = no_room
         raise RuntimeError(OUT_OF_MEMORY)
 
     running: list[SubmittedJob] = []
@@ -68,7 +70,7 @@ def test_nobody_makes_room_with_what_a_broken_pass_left(engine: DrivenEngine) ->
         )
     )
     assert [each.wait().end.error is not None for each in running] == [True, True]
-    assert lent == []
+    assert lent == set()
 
 
 def test_sequences_that_came_together_only_in_part_leave_nothing_behind(

@@ -7,6 +7,7 @@ from contextlib import closing
 import mlx.core as mx
 import pytest
 
+from reprise.core.failpoints import ACTIONS, Failpoint
 from reprise.core.settings import Settings
 from reprise.core.tokens import Tokens
 from reprise.engine.running.runner import LiveSequence, Runner
@@ -67,15 +68,15 @@ def test_after_the_trial_answers_are_drafted_and_stay_the_same(architecture: str
 
 
 @pytest.mark.usefixtures("all_pay")
-def test_a_trial_gives_way_to_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    true, seen = Runner.logits_undone, list[int]()
+def test_a_trial_gives_way_to_a_request() -> None:
+    seen: list[int] = []
 
-    def slow(self: Runner, live: LiveSequence, chunk: Tokens) -> mx.array:
-        seen.append(len(chunk))
-        time.sleep(0.02)
-        return true(self, live, chunk)
+    def slow(chunk: Tokens, is_undone: bool) -> None:
+        if is_undone:
+            seen.append(len(chunk))
+            time.sleep(0.02)
 
-    monkeypatch.setattr(Runner, "logits_undone", slow)
+    ACTIONS[Failpoint.LOGITS] = slow
     with closing(DrivenEngine("llama", drafts="auto")) as engine:
         deadline_s = time.monotonic() + PATIENCE_S
         while not seen and time.monotonic() < deadline_s:
@@ -85,15 +86,14 @@ def test_a_trial_gives_way_to_a_request(monkeypatch: pytest.MonkeyPatch) -> None
         assert sizes_after_trial(engine) is not None
 
 
-def test_a_trial_waits_until_it_has_been_quiet_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    true, tried_at_s = Runner.logits, list[float]()
+def test_a_trial_waits_until_it_has_been_quiet_for_a_while() -> None:
+    tried_at_s: list[float] = []
 
-    def noted(self: Runner, live: LiveSequence, chunk: Tokens) -> mx.array:
+    def noted(*what: object) -> None:
         tried_at_s.append(time.monotonic())
         time.sleep(0.01)
-        return true(self, live, chunk)
 
-    monkeypatch.setattr(Runner, "logits", noted)
+    ACTIONS[Failpoint.LOGITS] = noted
     with closing(DrivenEngine("llama", drafts="auto")) as engine:
         engine.run(words(3140, 40), num=4)
         ended_s = time.monotonic()
@@ -101,15 +101,14 @@ def test_a_trial_waits_until_it_has_been_quiet_for_a_while(monkeypatch: pytest.M
     assert min(at_s for at_s in tried_at_s if at_s > ended_s) - ended_s > 0.8
 
 
-def test_what_a_trial_gives_up_is_not_charged_any_longer(monkeypatch: pytest.MonkeyPatch) -> None:
-    true, is_tried = Runner.logits, list[bool]()
+def test_what_a_trial_gives_up_is_not_charged_any_longer() -> None:
+    is_tried: list[bool] = []
 
-    def slow(self: Runner, live: LiveSequence, chunk: Tokens) -> mx.array:
+    def slow(*what: object) -> None:
         is_tried.append(True)
         time.sleep(0.02)
-        return true(self, live, chunk)
 
-    monkeypatch.setattr(Runner, "logits", slow)
+    ACTIONS[Failpoint.LOGITS] = slow
 
     def unload(worker: Worker) -> int:
         """The sequences that were there before."""

@@ -17,7 +17,6 @@ from reprise.core.failpoints import Failpoint
 from reprise.core.job import Job, Purpose
 from reprise.core.prompt import Prompt
 from reprise.core.tokens import as_tokens
-from reprise.engine.states.sequence_batch import SequenceBatch
 from reprise.loop.requests import Prefilling, RunningRequest
 from reprise.loop.worker import Worker
 from reprise.plan.checkpoints import Plan
@@ -144,19 +143,10 @@ def test_out_of_memory_ends_those_it_hits_and_nobody_else(
     assert [engine.run(prompt).tokens for prompt in prompts] == cold
 
 
-def test_out_of_memory_in_a_pass_that_runs_ahead(engine: DrivenEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_out_of_memory_in_a_pass_that_runs_ahead(engine: DrivenEngine) -> None:
     prompt = words(840, 60)
     cold = engine.cold(prompt)
-    real = SequenceBatch.run_ahead
-    left = [3]
-
-    def failing(rows: SequenceBatch, *given: object) -> None:
-        left[0] -= 1
-        if left[0] == 0:
-            raise MemoryError("std::bad_alloc")
-        real(rows, *given)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(SequenceBatch, "run_ahead", failing)
+    break_at(Failpoint.RUN_AHEAD, "std::bad_alloc", after=2)
     failed = engine.run(prompt)
     assert isinstance(failed.end.error, OutOfMemory)
     assert failed.tokens == cold[: len(failed.tokens)]

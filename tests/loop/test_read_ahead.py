@@ -14,13 +14,11 @@ from reprise.core.kinds import KvKind
 from reprise.core.prompt import Boundary, BoundaryKind
 from reprise.core.tokens import Span
 from reprise.disk import read_ahead, tier
-from reprise.disk.read_ahead import ReadAhead
 from reprise.disk.tier import DiskTier
 from reprise.engine.running import records
 from reprise.engine.running.records import RestoringSequence
 from reprise.engine.running.runner import Runner
 from reprise.loop import sequences
-from reprise.loop.sequences import SequencePool
 from reprise.loop.worker import Worker
 from reprise.memory import Account
 from tests.loop.driving import DrivenEngine
@@ -80,15 +78,13 @@ def test_many_large_prompts_at_once_are_read_once_each_and_within_the_budget(
     path = engine.ask(lambda worker: worker.runner.footprint.at(len(turns[0])))
     engine = start(model, cache_bytes=live + path + path // 2, shares_from=shares_from)
     over: list[int] = []
-    measure = SequencePool.measure
 
-    def measured(pool: SequencePool) -> None:
-        measure(pool)
-        available = pool.memory.available
+    def stepping(worker: Worker) -> None:
+        available = worker.memory.available
         assert available is not None
         over.append(-available)
 
-    monkeypatch.setattr(SequencePool, "measure", measured)
+    ACTIONS[Failpoint.STEP] = stepping
     if shares_from == 50:
         monkeypatch.setattr(sequences, "LARGE_NBYTES", 0)
     jobs = engine.submit_all(turns)
@@ -125,7 +121,7 @@ def test_a_disk_that_hangs_makes_nobody_wait_for_ever(
     engine = start()
     turn = next_turn(engine, words(3, 200))
     monkeypatch.setattr(read_ahead, "STALLED_S", 0.05)
-    bound_steps_of_reading(monkeypatch)
+    bound_steps_of_reading()
     engine = start()
     answer = engine.run(turn)
     assert (answer.computed, answer.end.outcome.num_loaded) == (len(turn), 0)
@@ -275,18 +271,14 @@ def test_a_large_path_is_taken_over_in_small_steps_and_copied_once(
     engine = start(model)
     each = engine.ask(lambda worker: worker.runner.footprint.full)
     steps: list[int] = []
-    advance, work = ReadAhead.advance, RestoringSequence.work
-
-    def advancing(reading: ReadAhead) -> list[str]:
-        steps.append(0)
-        return advance(reading)
+    work = RestoringSequence.work
 
     def working(target: RestoringSequence) -> int:
         nbytes = work(target)
         steps[-1] += nbytes
         return nbytes
 
-    monkeypatch.setattr(ReadAhead, "advance", advancing)
+    ACTIONS[Failpoint.DISK_ADVANCE] = lambda: steps.append(0)
     monkeypatch.setattr(RestoringSequence, "work", working)
     restored: list[int] = []
     start_at = Runner.start

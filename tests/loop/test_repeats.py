@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from reprise.core.events import Sampled
+from reprise.core.failpoints import ACTIONS, Failpoint
 from reprise.core.job import Constraint, Sampling, Thinking
 from reprise.core.outcome import Reason
 from reprise.core.prompt import Boundary, BoundaryKind
-from reprise.engine.states.sequence_batch import SequenceBatch
 from reprise.memory import Account
 from tests.loop.driving import GREEDY, DrivenEngine, SubmittedJob
 from tests.matrix import every_other, now_and_later
@@ -128,22 +128,14 @@ def test_scored_prompts_and_those_of_others_take_no_row(engine: DrivenEngine) ->
     ("architecture", "num", "passes"),
     [("llama", 20, [20]), ("llama", 60, [59, 1]), ("qwen3_5", 60, [57, 3]), ("qwen3_5", 20, [17, 3])],
 )
-def test_a_short_last_slice_gives_the_first_token(
-    architecture: str, num: int, passes: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_short_last_slice_gives_the_first_token(architecture: str, num: int, passes: list[int]) -> None:
     """The end of a prompt takes no pass of one token, and no snapshot, besides the stable boundary's before it."""
     seen: list[int] = []
-    forward = SequenceBatch.forward
-
-    def counted(rows: SequenceBatch, model: Any, tokens: Any, *rest: Any) -> Any:
-        seen.append(tokens.shape[1])
-        return forward(rows, model, tokens, *rest)
-
     engine = DrivenEngine(architecture)
     try:
         prompt, stable = prompt_of(41, num), [Boundary(num - 3, BoundaryKind.STABLE)]
         cold = engine.run(prompt, namespace="cold", boundaries=stable, prompt_logprobs=0)
-        monkeypatch.setattr(SequenceBatch, "forward", counted)
+        ACTIONS[Failpoint.FORWARD] = lambda rows, tokens: seen.append(tokens.shape[1])
         running = engine.run(prompt, boundaries=stable)
         assert seen[: len(passes)] == passes and set(seen[len(passes) :]) == {1}
         assert running.tokens == cold.tokens and computed_of(running) == (0, num)

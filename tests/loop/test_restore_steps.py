@@ -10,6 +10,7 @@ import pytest
 from reprise.core import allowance
 from reprise.core.allowance import StepAllowance
 from reprise.core.events import FinishReason
+from reprise.core.failpoints import ACTIONS, Failpoint
 from reprise.core.job import Purpose
 from reprise.core.kinds import Footprint
 from reprise.disk import read_ahead, write_behind
@@ -21,7 +22,6 @@ from reprise.lab.demo.tiny.tokenizer import MARKUP
 from reprise.loop import sequences
 from reprise.loop.sequences import SequencePool
 from reprise.loop.worker import Worker
-from reprise.memory import Memory
 from tests.loop.driving import DrivenEngine, SubmittedJob
 from tests.loop.restarts import Restarts, words
 from tests.matrix import now_and_later, rows_now_and_later
@@ -77,14 +77,14 @@ def count_bytes_of_steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     for owner, name in ((DiskTier, "advance"), (SequencePool, "start"), (SequencePool, "restore")):
         counted(owner, name)
-    step = Worker.step
-
-    def stepping(worker: Worker) -> None:
-        steps.append(0)
-        step(worker)
-
-    monkeypatch.setattr(Worker, "step", stepping)
+    at_step(lambda worker: steps.append(0))
     return steps
+
+
+def at_step(action: Callable[[Worker], object]) -> None:
+    """From now on do this at the beginning of each step as well."""
+    others = ACTIONS.get(Failpoint.STEP, lambda worker: None)
+    ACTIONS[Failpoint.STEP] = lambda worker: (others(worker), action(worker))
 
 
 def take_little(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,34 +152,21 @@ def test_a_step_takes_over_one_part_whatever_the_kind_of_layers(
 class Moving:
     """Notes, step by step, the sequences that are taking over entries of the cache, and what is read of them then."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, engine: DrivenEngine) -> None:
+        """From now on there is no room for a second copy of a path as `stored` has it."""
+        least = engine.ask(lambda worker: worker.runner.most_live_nbytes(500, chunk=256))
         self.num_steps = 0
         self.on_step: dict[int, Callable[[Worker], object]] = {}
         """What is done before which of these steps."""
-        starting: list[SequencePool] = []
-        step, start, fits = Worker.step, SequencePool.start, Memory.fits
-
-        def starting_full(pool: SequencePool, *given: Any, **named: Any) -> LiveSequence:
-            starting.append(pool)
-            return start(pool, *given, **named)
-
-        def has_room(memory: Memory, nbytes: int) -> bool:
-            if starting:
-                starting.clear()
-                return False
-            return fits(memory, nbytes)
-
-        monkeypatch.setattr(SequencePool, "start", starting_full)
-        monkeypatch.setattr(Memory, "fits", has_room)
+        ACTIONS[Failpoint.FITS] = lambda nbytes: nbytes < least
 
         def stepping(worker: Worker) -> None:
+            worker.cache.check()
             if any(live.moving is not None for live in self._lives(worker)):
                 self.num_steps += 1
                 self.on_step.get(self.num_steps, lambda worker: None)(worker)
-            step(worker)
-            worker.cache.check()
 
-        monkeypatch.setattr(Worker, "step", stepping)
+        at_step(stepping)
 
     @staticmethod
     def _lives(worker: Worker) -> list[LiveSequence]:
@@ -211,9 +198,10 @@ def test_without_room_for_two_copies_entries_are_taken_over_in_steps(
     footprint = engine.ask(lambda worker: worker.runner.footprint)
     with monkeypatch.context() as patch:
         take_little(patch)
-        moving = Moving(patch)
+        moving = Moving(engine)
         steps = count_bytes_of_steps(patch)
         answer = engine.run(turn)
+    ACTIONS.clear()
     assert answer.tokens == cold and answer.computed == 3
     least = _LAYERS if footprint.snapshot == 0 else _LAYERS // 4
     assert moving.num_steps > 2 * least, "a plane at a time, twice"
@@ -234,7 +222,7 @@ def test_what_is_being_taken_over_is_there_for_others(
     others: list[SubmittedJob] = []
     with monkeypatch.context() as patch:
         take_little(patch)
-        moving = Moving(patch)
+        moving = Moving(engine)
         for at in (2, 15):
             moving.on_step[at] = lambda worker: others.extend((engine.submit(branch), engine.submit(turn)))
         first = engine.submit(turn)
@@ -253,11 +241,12 @@ def test_a_client_that_leaves_while_entries_are_taken_over_loses_none(
     engine, turn = stored
     with monkeypatch.context() as patch:
         take_little(patch)
-        moving = Moving(patch)
+        moving = Moving(engine)
         leaving: list[SubmittedJob] = []
         moving.on_step[num_steps] = lambda worker: worker.cancel(leaving[0].job.id)
         engine.ask(lambda worker: leaving.append(engine.submit(turn)))
         assert leaving[0].wait().end.reason is FinishReason.CANCELLED
+    ACTIONS.clear()
     answer = engine.run(turn)
     assert answer.computed == 3 and answer.tokens == engine.cold(turn)
 

@@ -1,16 +1,16 @@
 """Two engines on one directory: a chat that moves from one to the other computes what is new there."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from reprise.core.failpoints import ACTIONS, Failpoint
 from reprise.core.sizes import Bytes
 from reprise.disk import read_ahead, write_behind
 from reprise.disk.store import watcher
-from reprise.disk.store.watcher import FolderWatcher
 from reprise.loop.worker import Worker
 from tests.loop.driving import PATIENCE_S, DrivenEngine
 from tests.loop.restarts import BLOCK, bound_steps_of_reading, disk_cache, disk_of, words
@@ -48,33 +48,26 @@ def test_a_chat_that_moves_computes_what_is_new(servers: list[DrivenEngine]) -> 
     assert all(disk_of(engine).num_errors == disk_of(engine).num_quarantined == 0 for engine in servers)
 
 
-def test_a_chat_that_stays_waits_for_no_look(servers: list[DrivenEngine], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_chat_that_stays_waits_for_no_look(servers: list[DrivenEngine]) -> None:
     engine = servers[1]
     prompt = words(1, 200)
     answer = engine.run(prompt)
-    looks: list[FolderWatcher] = []
-    ask = FolderWatcher.ask
-
-    def asking(watcher: FolderWatcher, wake: Callable[[], None]) -> int:
-        looks.append(watcher)
-        return ask(watcher, wake)
-
-    monkeypatch.setattr(FolderWatcher, "ask", asking)
+    looks: list[bool] = []
+    ACTIONS[Failpoint.DISK_SCAN] = looks.append
     assert engine.run([*prompt, *answer.tokens, 1, 2]).computed == 3
     assert engine.run([*prompt, *answer.tokens, *words(5, 30)]).computed == 31
     assert looks == []
     engine.run(words(9, 200))
-    assert len(looks) == 1, "one that nobody here knows may be another's"
+    assert looks == [True], "one that nobody here knows may be another's"
 
 
 def test_a_look_that_hangs_is_not_waited_for(servers: list[DrivenEngine], monkeypatch: pytest.MonkeyPatch) -> None:
-    def never(watcher: FolderWatcher, wake: Callable[[], None]) -> int:
-        return 1 << 60
-
-    monkeypatch.setattr(FolderWatcher, "ask", never)
+    goes_on = threading.Event()
+    ACTIONS[Failpoint.DISK_SCAN] = lambda is_asked: goes_on.wait(PATIENCE_S)
     monkeypatch.setattr(read_ahead, "SCAN_TIMEOUT_S", 0.0)
-    bound_steps_of_reading(monkeypatch)
+    bound_steps_of_reading()
     assert servers[1].run(words(1, 200)).computed == 200
+    goes_on.set()
 
 
 @pytest.mark.matrix

@@ -1,12 +1,12 @@
 """Writing to the disk: nothing twice, a part at a time, and what can still be written when something has gone."""
 
-from collections.abc import Sequence
 from functools import partial
 
 import pytest
 
-from reprise.cache.lookup import SegmentSlice, checkpoint_at
+from reprise.cache.lookup import checkpoint_at
 from reprise.cache.prefix_cache import PrefixCache
+from reprise.core.failpoints import ACTIONS, Failpoint
 from reprise.core.job import Purpose
 from reprise.core.kinds import Full, KvKind
 from reprise.core.prompt import Boundary, BoundaryKind
@@ -14,7 +14,6 @@ from reprise.core.sizes import Bytes
 from reprise.core.tokens import Span, Tokens, as_tokens
 from reprise.disk import write_behind
 from reprise.disk.store import index
-from reprise.engine.running.records import RecordEncoder
 from reprise.loop import disk
 from reprise.loop.worker import Worker
 from tests.loop.restarts import BLOCK, Restarts, disk_cache, disk_of, words
@@ -45,19 +44,15 @@ def written_when_asked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("model", ["llama", "qwen3_5", "gemma3_text"])
-def test_no_entry_is_written_twice_but_those_behind_the_last_whole_block(
-    start: Restarts, monkeypatch: pytest.MonkeyPatch, model: str
-) -> None:
+def test_no_entry_is_written_twice_but_those_behind_the_last_whole_block(start: Restarts, model: str) -> None:
     engine = start(model)
     spans: list[tuple[int, int]] = []
-    add = RecordEncoder.add_entries
 
-    def adding(encoder: RecordEncoder, parts: Sequence[SegmentSlice], layers: KvKind, span: Span) -> None:
+    def encoding(layers: KvKind, span: Span) -> None:
         if isinstance(layers, Full):
             spans.append((span.start, span.stop))
-        add(encoder, parts, layers, span)
 
-    monkeypatch.setattr(RecordEncoder, "add_entries", adding)
+    ACTIONS[Failpoint.ENCODE] = encoding
     prompt = words(1, 100)
     for turn in range(8):
         stable = Boundary(len(prompt) - 3, BoundaryKind.STABLE)
@@ -197,17 +192,11 @@ def test_a_path_whose_end_was_evicted_is_written_as_far_as_it_goes(start: Restar
 
 
 def test_a_path_that_the_disk_has_no_room_for_is_not_copied_to_its_end(
-    start: Restarts, monkeypatch: pytest.MonkeyPatch
+    start: Restarts,
 ) -> None:
     engine = start("llama", disk_bytes=Bytes(100_000))
     copied: list[int] = []
-    add = RecordEncoder.add_entries
-
-    def adding(encoder: RecordEncoder, parts: Sequence[SegmentSlice], layers: KvKind, span: Span) -> None:
-        copied.append(len(span))
-        add(encoder, parts, layers, span)
-
-    monkeypatch.setattr(RecordEncoder, "add_entries", adding)
+    ACTIONS[Failpoint.ENCODE] = lambda layers, span: copied.append(len(span))
     prompt = words(5, 2000)
     engine.run(prompt)
     engine.ask(write_all)

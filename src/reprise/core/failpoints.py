@@ -1,4 +1,4 @@
-"""Failpoints: operations of the engine and the disk at which a test can raise, wait or take note.
+"""Failpoints: operations of the memory, the engine and the disk at which a test can raise, wait or take note.
 
 So no test replaces a method. Without a test, a failpoint costs one look-up in an empty dict.
 """
@@ -20,12 +20,30 @@ class Failpoint(Enum):
     """A record is to be read: its folder and key."""
     DISK_REMOVE = auto()
     """A file is to be removed: its folder and path."""
+    DISK_SCAN = auto()
+    """A store is to be scanned for other servers' changes: whether that was asked for."""
+    DISK_ADVANCE = auto()
+    """What was read is to be taken over, within a step's allowance."""
+    ENCODE = auto()
+    """Entries are to be copied for a record: the layers' kind and the span."""
+    FITS = auto()
+    """Whether so many bytes fit is asked: the bytes. They do not if the action returns False."""
+    STEP = auto()
+    """The engine thread begins a step: its worker."""
     PREFILL = auto()
     """Sequences are to read chunks of their prompts: the sequences."""
     DECODE = auto()
     """Sequences are to get a token each: the sequences."""
     BEGIN_RESTORE = auto()
     """A sequence is to be restored: the position, and whether it keeps its full-attention buffers."""
+    LOGITS = auto()
+    """A sequence is to be fed a chunk whose logits are asked for: the chunk, and whether the pass is undone."""
+    FORWARD = auto()
+    """The model is to run on tokens: the batch and the tokens."""
+    RUN_AHEAD = auto()
+    """The next pass is to be started before this one's tokens are read."""
+    STEP_BACK = auto()
+    """A pass that was run ahead is to be undone."""
     COPY_OUT = auto()
     """What an idle sequence shares is to be copied: the sequence."""
 
@@ -34,8 +52,7 @@ ACTIONS: dict[Failpoint, Callable[..., object]] = {}
 """Those of the test that is running."""
 
 
-def reach(point: Failpoint, *what: object) -> None:
-    """Call the action of this failpoint, if it has one."""
+def reach(point: Failpoint, *what: object) -> object:
+    """Call the action of this failpoint and return what it returns; None if it has no action."""
     action = ACTIONS.get(point)
-    if action is not None:
-        action(*what)
+    return None if action is None else action(*what)

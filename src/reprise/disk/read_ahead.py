@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from reprise.cache.lookup import Match
 from reprise.cache.prefix_cache import Committed, PrefixCache
 from reprise.core.allowance import StepAllowance
+from reprise.core.failpoints import Failpoint, reach
 from reprise.core.inspection import InspectedRead
 from reprise.core.kinds import Footprint, Full
 from reprise.core.prompt import BoundaryKind
@@ -247,6 +248,7 @@ class ReadAhead:
 
         Returns the ids of the requests that no longer wait for the disk.
         """
+        reach(Failpoint.DISK_ADVANCE)
         for scan in list(self._awaited_scans):
             if self._disk.has_scanned(scan.number) or time.monotonic() >= scan.until_s:
                 self._awaited_scans.remove(scan)

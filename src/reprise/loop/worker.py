@@ -18,6 +18,7 @@ from reprise.core.allowance import StepAllowance
 from reprise.core.clock import Clock, monotonic
 from reprise.core.errors import OutOfMemory, RepriseError, no_room_for_requests
 from reprise.core.events import Event, FinishReason, Progress, Started
+from reprise.core.failpoints import Failpoint, reach
 from reprise.core.job import Job, Purpose
 from reprise.core.settings import Settings
 from reprise.core.tokens import as_tokens, join_tokens
@@ -179,6 +180,7 @@ class Worker:
     def step(self) -> None:
         """Decide what to do, do it, store what was computed, and finish what is complete."""
         assert on_engine_thread()
+        reach(Failpoint.STEP, self)
         if self.embedding is not None and len(self.embedding) > 0:
             self.embedding.step(num_others=self.num_others)
             return

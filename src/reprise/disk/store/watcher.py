@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 
+from reprise.core.failpoints import Failpoint, reach
 from reprise.disk.folders.bucket import BucketUnavailable
 from reprise.disk.folders.lease import BEAT_S
 from reprise.disk.store.store import RecordStore
@@ -89,6 +90,7 @@ class FolderWatcher:
             for root, cleared in clears:
                 self._clear(root, cleared)
             try:
+                reach(Failpoint.DISK_SCAN, bool(wakes))
                 if self._is_remote:
                     self._scan_remote(is_asked=bool(wakes))
                 else:

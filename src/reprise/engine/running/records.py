@@ -18,6 +18,7 @@ import numpy as np
 
 from reprise.cache.lookup import Restore, SegmentSlice
 from reprise.cache.payload import Payload, SegmentPayload, Source
+from reprise.core.failpoints import Failpoint, reach
 from reprise.core.kinds import Chunk, Full, KvKind, Layout, Window
 from reprise.core.prompt import BoundaryKind
 from reprise.core.tokens import Span
@@ -73,6 +74,7 @@ class RecordEncoder:
 
     def add_entries(self, parts: Sequence[SegmentSlice], layers: KvKind, span: Span) -> None:
         """Copy the entries of `span`, all of which `parts` have."""
+        reach(Failpoint.ENCODE, layers, span)
         segment = _packed(parts, span)
         self._segments.append(
             {

@@ -272,6 +272,7 @@ class Runner:
 
     def logits(self, live: LiveSequence, chunk: Tokens) -> mx.array:
         """Feed one sequence a chunk; returns the logits after each token, shape ``(n, vocabulary)``."""
+        reach(Failpoint.LOGITS, chunk, False)
         rows = self._gather([live])
         logits = self._feed(rows, np.asarray(chunk)[None])[0]
         mx.eval(logits, rows.arrays())
@@ -279,6 +280,7 @@ class Runner:
 
     def logits_undone(self, live: LiveSequence, chunk: Tokens) -> mx.array:
         """Like `logits`, of a pass as it verifies a draft: the sequence is as before."""
+        reach(Failpoint.LOGITS, chunk, True)
         rows = self._gather([live])
         logits = self._feed(rows, np.asarray(chunk)[None], may_be_undone=True)[0]
         mx.eval(logits, rows.arrays())

@@ -16,6 +16,7 @@ import numpy as np
 from mlx import nn
 
 from reprise.cache.payload import SegmentPayload
+from reprise.core.failpoints import Failpoint, reach
 from reprise.core.images import PromptImage, grid_positions
 from reprise.core.kinds import Chunk, KvKind, Window
 from reprise.core.tokens import Span
@@ -131,6 +132,7 @@ class SequenceBatch:
         `inputs`: where there are placeholders of images among them.
         """
         assert self.ahead is None, "a pass that was run ahead must be taken or undone first"
+        reach(Failpoint.FORWARD, self, tokens)
         if isinstance(model, SeeingModel):
             logits = self._forward_seeing(model, tokens, inputs)
         else:
@@ -166,6 +168,7 @@ class SequenceBatch:
         `lengths` do not change. `take_ahead` accepts the pass, `step_back` undoes it: entries are dropped, and
         recurrent states, which cannot be rewound, are restored from copies.
         """
+        reach(Failpoint.RUN_AHEAD)
         before = self.save_recurrent()
         lengths = self.lengths
         logits = self.forward(model, tokens)
@@ -184,6 +187,7 @@ class SequenceBatch:
         """Undo the pass that was run ahead, if there is one."""
         if self.ahead is None:
             return
+        reach(Failpoint.STEP_BACK)
         before, self.ahead = self.ahead.before, None
         self.lengths = [length + 1 for length in self.lengths]
         self.undo_last(1, before)
