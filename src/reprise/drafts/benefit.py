@@ -21,20 +21,20 @@ _KEPT = 63
 """Most measurements kept of a pass size. Their median counts: one pass that was held up changes nothing."""
 
 _KEPT_SINGLES = 15
-"""Most seconds kept of passes over one token: fewer, since they have to tell how fast the device is now."""
+"""Most seconds kept of passes over one token: fewer, since they show how fast the device is now."""
 
 _ENOUGH = 3
-"""From so many measurements on, what is expected from other sizes no longer counts as one of them."""
+"""From this number of measurements on, what is expected from other sizes no longer counts as one of them."""
 
 _STALE = 256
-"""After so many passes without one of a size, the dearer half of its measurements is dropped, so that it is tried again
+"""After this many passes without a size, the dearer half of its measurements is dropped, so that it is tried again
 in time."""
 
 _MOST_DRAFTED = 64
-"""After so many passes in a row with a draft, one without is made: costs are multiples of a pass over one token."""
+"""After this many passes in a row with a draft, one without is made: costs are multiples of a pass over one token."""
 
 _SUSPICIOUS = 1.5
-"""Two passes in a row that take so many times as long as expected are followed by one over a single token: either
+"""Two passes in a row that take this many times as long as expected are followed by one over a single token: either
 this size is dear, or the device has become slow."""
 
 _MARGIN = 1.04
@@ -108,7 +108,7 @@ class PassCosts:
         self._num = 0
         """Passes so far."""
         self._last: dict[int, int] = {}
-        """When a pass over so many tokens was measured last, as a value of `_num`."""
+        """When a pass over this number of tokens was measured last, as a value of `_num`."""
         self._num_suspicious = 0
         """Passes in a row that took much longer than expected."""
 
@@ -129,7 +129,7 @@ class PassCosts:
     def _note_single(self, seconds: float) -> None:
         before = self._one_s
         if self._unsettled and len(self._singles) >= _ENOUGH:
-            # Those of long ago say less, and nothing if the device has become slow since.
+            # Old ones count less, and not at all if the device has become slow since.
             is_slow = before is not None and self._num_suspicious > 1 and seconds > _SUSPICIOUS * before
             self._singles = deque([] if is_slow else list(self._singles)[-_KEPT_SINGLES // 2 :], maxlen=_KEPT_SINGLES)
         self._last[1] = self._num
@@ -212,7 +212,7 @@ class PassCosts:
         return self._medians[num_tokens]
 
     def _measured(self, num_tokens: int) -> list[float]:
-        """What passes over so many tokens have cost, the last few."""
+        """The costs of the last few passes over this number of tokens."""
         unsettled = [seconds / self.one_s for seconds in self._unsettled.get(num_tokens, [])[-_KEPT:]]
         return [*self._seen.get(num_tokens, ()), *unsettled][-_KEPT:]
 
@@ -226,7 +226,7 @@ class PassCosts:
         return [size for size in self.sizes if size == 1 or size in self._seen or size in self._unsettled]
 
     def _expected(self, num_tokens: int) -> float:
-        """What others let expect of a pass over so many tokens.
+        """The cost of a pass over this number of tokens, estimated from other sizes.
 
         As much as the size that it is rounded up to, since costs can rise in steps; or between the sizes measured next
         to it; or extrapolated from the two largest ones below it.
@@ -305,7 +305,7 @@ class DraftAccount:
         return self.balance < -_TRIAL
 
     def add(self, num_passes: float) -> None:
-        """Drafts have saved so many passes; less than 0: they have cost them."""
+        """How many passes drafts have saved; less than 0: they have cost them."""
         self.balance = max(-2 * _TRIAL, min(_MOST_CREDIT, self.balance + num_passes))
 
     def note_verified(self, num_tokens: int, *, cost: float, expected: float, step: float) -> None:

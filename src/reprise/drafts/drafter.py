@@ -26,10 +26,10 @@ _READ_AT_ONCE = 4096
 _READ_ANSWER = 16
 """Answer tokens are added in batches of this many: one by one would cost more than the look-ups."""
 _PATIENCE = ((256, 16), (32, 4))
-"""Pairs: after this many fruitless steps in a row, only one step in so many looks up, until one succeeds: text that
+"""Pairs: after this many fruitless steps in a row, only one step in that many looks up, until one succeeds: text that
 repeats nothing is not slowed down, and text that begins to repeat is found a few tokens later."""
 EARLIER_TOKENS = 1 << 17
-"""About how many tokens of what was said before the start are read of a namespace."""
+"""About how many tokens of texts from before the start are read of a namespace."""
 _READ_EARLIER_AT_ONCE = 2 * _READ_AT_ONCE
 """The most of them added per step: a prompt's own text waits for them, so that newer text is found first."""
 _OVERLAP = NGRAMS[0]
@@ -54,7 +54,7 @@ class Draft:
 
 
 class ComputedDrafts(Protocol):
-    """Computes drafts of one answer, where no text goes on like it: a draft model, say."""
+    """Computes drafts of one answer, where no text continues like it: for example with a draft model."""
 
     source: DraftSource
 
@@ -74,12 +74,12 @@ class ComputedDrafts(Protocol):
         ...
 
     def draft(self, num: int) -> Draft | None:
-        """Up to `num` tokens that may come next."""
+        """Up to `num` tokens that may follow."""
         ...
 
 
 EarlierTexts = Callable[[str], Sequence[StoredText] | None]
-"""What was said in a namespace before the start, newest first; None: that is not known yet."""
+"""The texts of a namespace from before the start, newest first; None: they are not known yet."""
 
 
 class _Namespace:
@@ -88,7 +88,7 @@ class _Namespace:
     def __init__(self) -> None:
         self.history = TokenHistory(_NAMESPACE_TOKENS)
         self._earlier: list[StoredText] | None = None
-        """What was said before the start and is not read yet, newest first; None: it was not looked up."""
+        """Texts from before the start that are not read yet, newest first; None: they were not looked up."""
         self._blocks: OrderedDict[int, int] = OrderedDict()
         """Hash of a prompt block → where it ends in the history, oldest first."""
 
@@ -97,13 +97,13 @@ class _Namespace:
         return self.history.nbytes + sum(text.tokens.nbytes for text in self._earlier or ())
 
     def look_up_earlier(self, look_up: Callable[[], Sequence[StoredText] | None]) -> None:
-        """Look up what was said before the start, unless that was done."""
+        """Look up the texts from before the start, unless that was done."""
         if self._earlier is None:
             texts = look_up()
             self._earlier = list(texts) if texts is not None else None
 
     def read_earlier(self) -> bool:
-        """Add some of what was said before the start, oldest first. Returns whether there was anything left of it."""
+        """Add some of the texts from before the start, oldest first. Returns whether any were left."""
         num_left = _READ_EARLIER_AT_ONCE
         while self._earlier and num_left > 0:
             text = self._earlier.pop()
@@ -169,7 +169,7 @@ class Drafts:
         """Look-ups share one, whatever text they found."""
         self._namespaces: OrderedDict[str, _Namespace] = OrderedDict()
         self._status: DraftStatus | None = None
-        """Asked for in each step: it is made anew where something has changed."""
+        """Asked for in each step: it is made again where something has changed."""
 
     @property
     def nbytes(self) -> int:
@@ -199,7 +199,7 @@ class Drafts:
         step_s: float = 0.0,
         is_resumed: bool = False,
     ) -> DraftLength:
-        """How many of so many tokens of such a draft are worth a pass."""
+        """How many of these tokens of such a draft are worth a pass."""
         return best_length(
             available,
             self.rates.of(source, match, is_resumed=is_resumed),
@@ -238,7 +238,7 @@ class Drafts:
             account.note_answered(num_tokens)
 
     def note_verified(self, source: DraftSource, *, num: int, num_accepted: int, saved_s: float) -> None:
-        """So many tokens of a draft were verified, and so many of them accepted."""
+        """Count the tokens of a draft that were verified, and those of them that were accepted."""
         self.num_drafted[source] += num
         self.num_accepted[source] += num_accepted
         self.saved_s += saved_s
@@ -331,7 +331,7 @@ class RequestDrafts:
     def read_prompt(self, stop: int) -> None:
         """Add some of the new part of the prompt, which is computed up to `stop`, to the history.
 
-        Before it, what was said before the start.
+        Before it, the texts from before the start.
         """
         if self.num_read < stop:
             whole = len(self._prompt)
@@ -462,15 +462,15 @@ class RequestDrafts:
         tail = TextEnd(self._tail)
         num = min(most, max(self._drafts.sizes))
         history = self._drafts.namespace(self._namespace).history
-        own, said = self._own.find(tail, num=num), history.find(tail, num=num)
+        own, earlier = self._own.find(tail, num=num), history.find(tail, num=num)
         # What was cleared is not followed any longer.
         if self._trail is not None and self._trail.history not in (self._own, history):
             self._trail = None
         followed = self._followed(self._trail, num)
-        if own is not None and (said is None or own.match >= said.match):
+        if own is not None and (earlier is None or own.match >= earlier.match):
             found, place = Draft(own.tokens, self._source(own), own.match), (self._own, own.at)
-        elif said is not None:
-            found, place = Draft(said.tokens, DraftSource.HISTORY, said.match), (history, said.at)
+        elif earlier is not None:
+            found, place = Draft(earlier.tokens, DraftSource.HISTORY, earlier.match), (history, earlier.at)
         else:
             return followed
         if followed is not None and self._is_better(followed, found):
@@ -487,7 +487,7 @@ class RequestDrafts:
         return Draft(tokens, trail.source, min(trail.match, LONGEST_MATCH), is_resumed=trail.is_resumed)
 
     def _is_better(self, followed: Draft, found: Draft) -> bool:
-        """Whether the text that the answer was in is more likely to go on than what an n-gram finds."""
+        """Whether the text that the answer was in is more likely to continue than what an n-gram finds."""
         if not followed.is_resumed:
             return followed.match >= found.match
         rates = self._drafts.rates

@@ -30,7 +30,7 @@ _SLOTS = 4
 _LAST_POSITION = 2**31 - 2**20
 """Positions are 32-bit integers: past this one the history is cleared."""
 _LARGE = 1 << 14
-"""From so many tokens on, a history is copied to one twice as large while tokens are appended, and not at once."""
+"""From this length on, a history is copied to one twice as large while tokens are appended, and not at once."""
 _COPIED = 5
 """So many tokens are copied for each one appended, once three quarters are full: four would be just enough."""
 _GAP = -1
@@ -121,7 +121,7 @@ class TokenHistory:
         return None
 
     def read(self, at: int, num: int) -> Tokens:
-        """Up to `num` tokens from position `at` on, as far as the text goes; none if it is no longer held."""
+        """Up to `num` tokens from position `at` on, up to the end of the text; none if it is no longer held."""
         if not self.start <= at < self.end:
             return as_tokens([])
         tokens = self._read(at, min(self.end, at + num))
@@ -157,7 +157,7 @@ class TokenHistory:
             self._tables[n][_slots(hashes[n][: len(ends)][is_new], len(self._tables[n]))] = ends[is_new]
 
     def _copy(self, num: int) -> TokenHistory:
-        """Copy `num` more tokens, as far as there are so many, to the larger history, and return that."""
+        """Copy up to `num` more tokens to the larger history, and return that."""
         if self._larger is None:
             self._larger = TokenHistory(self._capacity, size=2 * len(self._ring))
         larger = self._larger

@@ -9,19 +9,19 @@ from reprise.core.tokens import Tokens
 from reprise.drafts.history import TokenHistory
 
 _REACH = 24
-"""So many tokens behind the place where the answer left the text are searched for the one where it comes back."""
+"""How many tokens behind the place where the answer left the text are searched for the one where it returns."""
 
 CONFIRMED = 4
 """Equal tokens in a row after which the answer is taken to be back: fewer may be chance."""
 
 _LOST = 64
-"""After so many tokens that do not lead back, the text is given up."""
+"""After this many tokens that do not lead back, the text is given up."""
 
 
 class Trail:
     """Where in a history an answer is.
 
-    An answer that changes a value goes on behind the old one. An n-gram look-up has to wait for several equal tokens,
+    An answer that changes a value continues behind the old one. An n-gram look-up has to wait for several equal tokens,
     and finds the newest place that has them. Here the place is known, so one equal token is enough.
     """
 

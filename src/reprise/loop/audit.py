@@ -1,8 +1,8 @@
 """The live audit: while the server is idle, a sample of its answers is recomputed without reuse and compared.
 
 It takes a few percent of the idle time, yields to any request, and uses only free memory, so it affects neither the
-tree nor the policy. To tell errors from rounding, an answer that differs is computed a second time with another chunk
-length: the difference between the two cold runs is this model's rounding error.
+tree nor the policy. To distinguish errors from rounding, an answer that differs is computed a second time with another
+chunk length: the difference between the two cold runs is this model's rounding error.
 """
 
 from __future__ import annotations

@@ -100,7 +100,7 @@ def open_disk(
     if isinstance(directory, Path):
         max_bytes = settings.disk_bytes.of(file_system_nbytes(directory))
     elif isinstance(settings.disk_bytes, Share):
-        raise DiskUnusable("--disk-bytes must be a size such as 500GB here: an object store has no size of its own.")
+        raise DiskUnusable("--disk-bytes must be a size such as 500GB here: an object store has no size.")
     else:
         max_bytes = settings.disk_bytes.nbytes
     least = 2 * (block * footprint.full + footprint.checkpoint)

@@ -32,7 +32,7 @@ MOST_TOKENS = 4096
 """Of one pass, padding included, where nobody else waits."""
 _LEAST_TOKENS = 64
 _WINDOW = 512
-"""Among so many waiting inputs those are looked for that fit into a pass."""
+"""How many waiting inputs are searched for those that fit into a pass."""
 _OVERHEAD_NBYTES = 200
 """What a kept vector takes beside its numbers."""
 
@@ -107,7 +107,7 @@ class _RunningJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _WaitingInput:
-    """One input, and the places where its vector goes: also of others that are the same."""
+    """One input, and the places that get its vector: also those of equal inputs."""
 
     input: EmbeddingInput
     key: bytes
@@ -158,11 +158,11 @@ class EmbeddingQueue:
 
     @property
     def waits_since_s(self) -> float | None:
-        """When the job arrived that waits longest; None: there is none."""
+        """When the longest-waiting job arrived; None: no job waits."""
         return min((running.arrived_s for running in self._jobs.values()), default=None)
 
     def add(self, job: EmbeddingJob, answer: Future[EmbeddingResult], arrived_s: float) -> None:
-        """Queue a job, whose `answer` is resolved with its vectors, or with why there are none."""
+        """Queue a job, whose `answer` is resolved with its vectors, or with the error."""
         if len(self._jobs) >= self._max_queue:
             _fail(answer, QueueFull(f"{len(self._jobs)} requests for embeddings are waiting. Try again in a moment."))
             return
@@ -221,7 +221,7 @@ class EmbeddingQueue:
             assert running.missing == sum(each is running for each, _ in waiting), running.job.id
 
     def _drop_unwanted(self) -> None:
-        """Forget what nobody waits for any more: its clients have gone."""
+        """Forget jobs whose clients have disconnected."""
         for key in [key for key, each in self._waiting.items() if not each.is_wanted]:
             del self._waiting[key]
         for running in [running for running in self._jobs.values() if running.is_over]:
@@ -307,7 +307,7 @@ class EmbeddingQueue:
         rows, self._rows, self._pass = self._rows, [], None
         if len(rows) > 1:
             for each in reversed(rows):
-                # The same input may have come again since.
+                # The same input may have arrived again since.
                 again = self._waiting.setdefault((each.namespace, each.key), each)
                 if again is not each:
                     again.places.extend(each.places)

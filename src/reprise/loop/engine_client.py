@@ -53,7 +53,7 @@ class EngineClient:
         keep_alive_s: float | None = None,
     ) -> None:
         """`load` gives the model. By default the one that `settings` name, downloaded if it is the first
-        to be loaded here or `settings` say so.
+        to be loaded here or `settings` require it.
 
         `shares_from`: sequences of at least this length share their buffers with the cache. `disk_block`: tokens per
         block on disk, None: chosen for the model. `thread`: an engine thread shared with other models, each with its
@@ -109,7 +109,7 @@ class EngineClient:
         return self._call_unless_closed(self._engine.dismiss)
 
     def refuse_loads(self) -> None:
-        """Fail what waits for the weights, now and later: the server is about to stop. Requests that run go on."""
+        """Fail what waits for the weights, now and later: the server is about to stop. Running requests continue."""
         self._thread.call(self._engine.refuse_loads)
 
     def close(self, *, now: bool = False, timeout_s: float | None = None) -> None:

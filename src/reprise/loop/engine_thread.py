@@ -70,7 +70,7 @@ class EngineThread:
     def add(self, engine: ModelEngine, fail_waiting: Callable[[RepriseError], None]) -> None:
         """Add a model. `fail_waiting` fails what waits for it, on any thread."""
         assert engine.name not in self._engines, f"{engine.name} was added twice"
-        # Replaced as a whole: the thread may be going through the others.
+        # Replaced as a whole: the thread may be iterating over the others.
         self._engines = {**self._engines, engine.name: engine}
         self._fail_waiting.append(fail_waiting)
 

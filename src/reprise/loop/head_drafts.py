@@ -29,7 +29,7 @@ class DraftingHead:
         background: str,
         clock: Clock,
     ) -> None:
-        """`nbytes`: of its weights. `is_model`: it is a companion, a model of its own. `background`: see `Settings`."""
+        """`nbytes`: of its weights. `is_model`: it is a companion, a separate model. `background`: see `Settings`."""
         self.sequences = sequences
         self.drafts = drafts
         self.background = background

@@ -77,8 +77,10 @@ class Host(Protocol):
 
 
 class ModelEngine:
-    """The worker and the weights of one model. Methods are the engine thread's, unless they say so; any thread may read
-    `published`, `nbytes` and `disk`, which are replaced as a whole."""
+    """The worker and the weights of one model. Methods are the engine thread's, unless noted otherwise.
+
+    Any thread may read `published`, `nbytes` and `disk`, which are replaced as a whole.
+    """
 
     def __init__(
         self,
@@ -222,7 +224,7 @@ class ModelEngine:
     def arrive(self, job: Job, sink: Callable[[Event], None], arrived_s: float) -> None:
         worker = self._worker
         if worker is None:
-            self.fail_job(job, sink, EngineFailed(f"{self.name} could not be loaded again. The server's log says why."))
+            self.fail_job(job, sink, EngineFailed(f"{self.name} could not be loaded again. The reason is in the log."))
             return
         self._weights.asked_s = time.monotonic()
         try:
@@ -387,7 +389,7 @@ class ModelEngine:
             downloads = downloads or self._settings.downloads
             loaded = self._read(downloads=downloads)
             if loaded.fingerprint != self._tried[0]:
-                # Not for weights that come back: it takes some twenty passes.
+                # Not for weights that are loaded again: it takes some twenty passes.
                 self._tried = loaded.fingerprint, reason_to_run_alone(loaded)
             if self._made is None or self._made.runner.loaded.fingerprint != loaded.fingerprint:
                 self._disks.open(loaded)

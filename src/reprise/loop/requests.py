@@ -310,7 +310,7 @@ class RunningRequest:
         reused = admission.num_reused if admission is not None else 0
         loaded = admission.num_loaded if admission is not None else self.reading.num_loaded
         admitted_s = admission.at_s if admission is not None else now_s
-        # A request that ended early may have encoded an image that it did not come to compute.
+        # A request that ended early may have encoded an image that it never computed.
         num_images = max(stats.num_images_encoded, sum(s.stop <= computed for s in self.job.prompt.spans))
         return Outcome(
             num_prompt=prompt,

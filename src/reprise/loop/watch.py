@@ -18,7 +18,7 @@ log = logging.getLogger("reprise.loop")
 
 _EVERY_S = 1.0
 _IDLE_LOOKS = 5
-"""After so many looks at an idle engine, freed memory is returned: chats often go on before."""
+"""After this many looks at an idle engine, freed memory is returned: chats often continue before."""
 _LEAST_SHARE = 8
 """The budget keeps at least this fraction (1/8): running requests need some."""
 

@@ -209,7 +209,7 @@ class Worker:
         self.disk.write()
 
     def _schedule(self) -> Step | None:
-        """The scheduler's decision; None if there is no request that could run."""
+        """The scheduler's decision; None if no request can run."""
         present = self.prefixes.present()
         if not present:
             return None
@@ -581,7 +581,8 @@ class Worker:
     def clear_cache(self, namespace: str | None = None, *, owner: str | None = None) -> Future[None] | None:
         """Drop what no running request uses, from memory and disk: of one namespace, or of all. Ends its settling jobs.
 
-        Where an `owner` is named, what others have pinned stays in memory. Gives when all of it has gone from the disk.
+        Where an `owner` is named, what others have pinned stays in memory. The future is resolved once the disk has
+        none of it.
         """
         assert on_engine_thread()
         for request in list(self.requests.values()):
