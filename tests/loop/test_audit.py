@@ -95,10 +95,8 @@ def test_what_waits_for_its_audit_goes_on_waiting_on_a_machine_that_is_left_alon
         return worker.audit.totals.num_checked, worker.audit.due_in_s is not None
 
     # Answers that begin on such a machine are not sampled at all; this one began before.
-    engine.ask(lambda worker: setattr(worker.audit, "step", lambda: None))
+    ACTIONS[Failpoint.DECODE] = lambda lives: monkeypatch.setattr(MACHINE, "reason", "hot")
     engine.run(prompt_of(70, 40))
-    monkeypatch.setattr(MACHINE, "reason", "hot")
-    engine.ask(lambda worker: delattr(worker.audit, "step"))
     assert engine.ask(step) == (0, True)
     monkeypatch.setattr(MACHINE, "reason", None)
     audited(engine, 1)

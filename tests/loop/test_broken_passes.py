@@ -1,6 +1,6 @@
 """A pass that breaks off: what the sequences in it held is not to be trusted, and nobody is given it."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import pytest
 
@@ -73,26 +73,23 @@ def test_nobody_makes_room_with_what_a_broken_pass_left(engine: DrivenEngine) ->
     assert lent == set()
 
 
-def test_sequences_that_came_together_only_in_part_leave_nothing_behind(
-    engine: DrivenEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sequences_that_came_together_only_in_part_leave_nothing_behind(engine: DrivenEngine) -> None:
     prompts = [words(630 + i, 300 + 20 * i) for i in range(2)]
     cold = [engine.cold(prompt, num=30) for prompt in prompts]
-    real, joined = KvLayer.join, list[KvLayer]()
+    joined: list[FullLayer] = []
 
-    def join(layer: KvLayer, others: Sequence[KvLayer]) -> None:
-        real(layer, others)
+    def join(layer: KvLayer) -> None:
         if isinstance(layer, FullLayer):
             joined.append(layer)
             if len(joined) == 1:
-                raise RuntimeError("[malloc] Unable to allocate 68719476736 bytes.")
+                raise RuntimeError(OUT_OF_MEMORY)
 
     stored = [engine.run(prompt).tokens for prompt in prompts]
     longer = [[*prompt, *tokens, 5] for prompt, tokens in zip(prompts, stored, strict=True)]
-    monkeypatch.setattr(KvLayer, "join", join)
+    ACTIONS[Failpoint.JOINED] = join
     # All at once, so that they come together.
     assert any(running.wait().end.error is not None for running in engine.submit_all(longer, num=30))
-    monkeypatch.undo()
+    ACTIONS.clear()
     for prompt in longer:
         again = engine.run(prompt)
         assert again.end.error is None

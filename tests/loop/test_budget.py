@@ -9,13 +9,14 @@ import pytest
 from reprise.core.allowance import StepAllowance
 from reprise.core.errors import ContextTooLong
 from reprise.core.events import Event, FinishReason, Progress
+from reprise.core.failpoints import ACTIONS, Failpoint
 from reprise.core.job import Purpose
 from reprise.core.tokens import as_tokens
 from reprise.loop.requests import Decoding
 from reprise.loop.worker import Worker
 from reprise.memory import Account
 from tests.holding import active_memory, settled_memory
-from tests.loop.driving import DrivenEngine, SubmittedJob
+from tests.loop.driving import DrivenEngine, SubmittedJob, break_at
 from tests.loop.test_reuse import words
 from tests.matrix import now_and_later
 
@@ -27,18 +28,15 @@ def watch(engine: DrivenEngine) -> list[int]:
     """How many bytes over the budget the books are after each step from now on (negative: below it)."""
     seen: list[int] = []
 
-    def install(worker) -> None:
-        step = worker.step
+    own = engine.ask(lambda worker: worker)
 
-        def watched() -> None:
-            step()
+    def watched(worker: Worker) -> None:
+        if worker is own:
             worker.cache.check()
             assert worker.memory.nbytes(Account.SEQUENCES) == worker.runner.live_nbytes
-            seen.append(-worker.memory.available)
+            seen.append(-(worker.memory.available or 0))
 
-        worker.step = watched
-
-    engine.ask(install)
+    ACTIONS[Failpoint.STEPPED] = watched
     return seen
 
 
@@ -70,17 +68,11 @@ def test_a_request_that_has_resumed_needs_the_snapshot_there_no_longer(engines: 
     first = engine.run(words(1, 200), num=4)
     seen: set[bool] = set()
 
-    def install(worker: Worker) -> None:
-        step = worker.step
+    def watched(worker: Worker) -> None:
+        phases = [request.phase for request in worker.requests.running]
+        seen.update(p.lease.is_restored for p in phases if isinstance(p, Decoding) and p.lease is not None)
 
-        def watched() -> None:
-            step()
-            phases = [request.phase for request in worker.requests.running]
-            seen.update(p.lease.is_restored for p in phases if isinstance(p, Decoding) and p.lease is not None)
-
-        worker.step = watched
-
-    engine.ask(install)
+    ACTIONS[Failpoint.STEPPED] = watched
     second = engine.run([*words(1, 200), *first.tokens, *words(2, 50)], num=4)
     assert second.computed < 200, "it resumed"
     assert seen == {True}
@@ -110,7 +102,7 @@ def test_nobody_is_preempted_for_ever_where_needs_are_underestimated(engines: li
     engines.append(engine)
     cold = [engine.cold(prompt, num=4) for prompt in (long, short)]
     engine.ask(lambda worker: setattr(worker.sequences, "estimate", lambda num_prompt, **_: 1))
-    _fail_after(engine, num_steps=500)
+    break_at(Failpoint.STEP, "it does not come to an end", after=500)
     # The second has less left to prefill: it comes first as often as it is admitted, and there is no room for both.
     second: list[SubmittedJob] = []
 
@@ -121,21 +113,6 @@ def test_nobody_is_preempted_for_ever_where_needs_are_underestimated(engines: li
     first = engine.submit(long, num=4, on_event=listen)
     assert [first.wait().tokens, second[0].wait().tokens] == cold
     assert engine.loop.status().counts.num_preemptions == 1
-
-
-def _fail_after(engine: DrivenEngine, *, num_steps: int) -> None:
-    """Have the engine fail what runs after so many steps, so that a loop without end is seen."""
-
-    def install(worker) -> None:
-        step, left = worker.step, itertools.count(num_steps, -1)
-
-        def counted() -> None:
-            assert next(left) > 0, "it does not come to an end"
-            step()
-
-        worker.step = counted
-
-    engine.ask(install)
 
 
 def test_one_answer_ends_where_the_memory_ends(architecture: str, engines: list[DrivenEngine]) -> None:

@@ -15,15 +15,16 @@ from numpy.testing import assert_allclose
 from reprise.core.backend import WeightsState
 from reprise.core.embedding import EmbeddingInput, EmbeddingJob, EmbeddingResult
 from reprise.core.errors import EngineFailed, OutOfMemory, QueueFull, ShuttingDown
+from reprise.core.failpoints import ACTIONS, Failpoint
 from reprise.core.settings import Settings
 from reprise.core.tokens import as_tokens
-from reprise.engine.models.embedders import EmbedderModel
 from reprise.engine.models.load import LoadedModel, load_model
 from reprise.loop import EngineClient
 from reprise.loop.embedding import EmbeddingQueue, VectorCache, key_of
 from reprise.loop.engine_thread import EngineThread
 from reprise.loop.worker import Worker
 from reprise.memory import Account, Memory, SharedMemory
+from tests.loop.driving import break_at
 from tests.models.embedders import embedder
 from tests.models.tiny import tiny_model
 
@@ -211,16 +212,14 @@ def test_what_has_no_room_together_is_computed_one_by_one() -> None:
     assert large.result().num_passes == 40
 
 
-def test_no_job_fails_for_another_in_its_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_job_fails_for_another_in_its_pass() -> None:
     one = _ClockedQueue(_model())
-    true = EmbedderModel.run
 
-    def run(self: EmbedderModel, inputs: Sequence[EmbeddingInput], *, chunk: int) -> Iterator[object]:
+    def refuse(inputs: Sequence[EmbeddingInput]) -> None:
         if any(99 in given.tokens for given in inputs):
             raise ValueError("broken")
-        yield from true(self, inputs, chunk=chunk)
 
-    monkeypatch.setattr(EmbedderModel, "run", run)
+    ACTIONS[Failpoint.EMBED] = refuse
     jobs = [one.add(_job(n, _input(10), _input(token))) for n, token in enumerate((20, 99, 21))]
     while len(one.queue) > 0:
         one.queue.step(num_others=0)
@@ -229,13 +228,12 @@ def test_no_job_fails_for_another_in_its_pass(monkeypatch: pytest.MonkeyPatch) -
     assert_allclose(jobs[0].result().vectors[1], _alone(_input(20)), atol=1e-5)
 
 
-def test_a_pass_that_fails_ends_its_jobs_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pass_that_fails_ends_its_jobs_alone() -> None:
     one = _ClockedQueue(_model())
-    monkeypatch.setattr("reprise.engine.running.embedding.mx.eval", lambda *arrays: 1 / 0)
+    break_at(Failpoint.EMBED)
     broken = one.add(_job(0, _input(10)))
     one.steps()
     assert isinstance(broken.exception(), EngineFailed)
-    monkeypatch.undo()
     fine = one.add(_job(1, _input(10)))
     one.steps()
     assert fine.exception() is None

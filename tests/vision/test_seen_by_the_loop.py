@@ -14,6 +14,7 @@ import pytest
 from reprise.core.backend import Verdict
 from reprise.core.errors import BadRequest
 from reprise.core.events import FinishReason, Sampled
+from reprise.core.failpoints import ACTIONS, Failpoint
 from reprise.core.images import PromptImage, digest_of
 from reprise.core.job import Purpose, Sampling
 from reprise.core.prompt import Boundary, BoundaryKind, Prompt
@@ -275,18 +276,14 @@ def test_one_image_is_encoded_a_step_and_running_answers_go_on_between() -> None
     engine = SeeingEngine("qwen3_5")
     steps: list[tuple[int, int]] = []
 
-    def watch(worker: Worker) -> None:
-        step = worker.step
+    counts: list[tuple[int, int]] = [(0, 0)]
 
-        def counted() -> None:
-            before = worker.runner.features.num_encoded, worker.requests.counts["num_generated"]
-            step()
-            after = worker.runner.features.num_encoded, worker.requests.counts["num_generated"]
-            steps.append((after[0] - before[0], after[1] - before[1]))
+    def counted(worker: Worker) -> None:
+        counts.append((worker.runner.features.num_encoded, worker.requests.counts["num_generated"]))
+        (num_before, said_before), (num, said) = counts[-2:]
+        steps.append((num - num_before, said - said_before))
 
-        worker.step = counted  # type: ignore[method-assign]
-
-    engine.ask(watch)
+    ACTIONS[Failpoint.STEPPED] = counted
     talking = engine.begin(engine.chat("Talk on and on."), num=400)
     talking.wait_for(Sampled)
     looking = engine.begin(engine.chat(["These: ", ONE, OTHER, THIRD, "Compare."]))
@@ -343,18 +340,12 @@ def test_features_that_have_to_go_again_stop_nobody() -> None:
     engine = SeeingEngine("qwen3_5")
     prompt = engine.chat(["These: ", ONE, OTHER, "Compare."])
 
-    def forget_each_step(worker: Worker) -> None:
-        step = worker.step
-
-        def forgetting() -> None:
-            worker.runner.features.clear()
-            assert worker.runner.features.num_encoded < 20, "it does not come to an end"
-            step()
-
-        worker.step = forgetting  # type: ignore[method-assign]
+    def forgetting(worker: Worker) -> None:
+        worker.runner.features.clear()
+        assert worker.runner.features.num_encoded < 20, "it does not come to an end"
 
     expected = engine.cold_answer(prompt)
-    engine.ask(forget_each_step)
+    ACTIONS[Failpoint.STEP] = forgetting
     assert engine.answer(prompt, namespace="forgetful").tokens == expected
     engine.close()
 

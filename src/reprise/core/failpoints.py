@@ -30,6 +30,12 @@ class Failpoint(Enum):
     """Whether so many bytes fit is asked: the bytes. They do not if the action returns False."""
     STEP = auto()
     """The engine thread begins a step: its worker."""
+    STEPPED = auto()
+    """The step has ended: the worker."""
+    EMBED = auto()
+    """An embedder is to run over inputs: the inputs."""
+    JOINED = auto()
+    """Rows of entries have been joined, in one of the layers: the layer."""
     PREFILL = auto()
     """Sequences are to read chunks of their prompts: the sequences."""
     DECODE = auto()

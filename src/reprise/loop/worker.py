@@ -203,6 +203,7 @@ class Worker:
             for request, result in self._execute(step):
                 self.requests.run_isolated(request, lambda request, result=result: self._take(request, result))
         self.write_to_disk()
+        reach(Failpoint.STEPPED, self)
 
     def write_to_disk(self) -> None:
         """Copy the next part of what is due."""

@@ -8,6 +8,7 @@ import mlx.core as mx
 import numpy as np
 
 from reprise.core.embedding import EmbeddingInput, Vectors
+from reprise.core.failpoints import Failpoint, reach
 from reprise.engine.models.embedders import EmbedderModel
 from reprise.engine.models.load import LoadedModel
 
@@ -29,6 +30,7 @@ class EmbeddingPass:
 
     def run(self) -> Iterator[Vectors | None]:
         """None for each piece, and the vectors at the end."""
+        reach(Failpoint.EMBED, self._inputs)
         piece: mx.array | None = None
         for following in self._model.run(self._inputs, chunk=self._chunk):
             if piece is not None:

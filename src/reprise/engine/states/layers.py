@@ -22,6 +22,7 @@ import numpy as np
 from mlx_lm.models.base import create_causal_mask
 from mlx_lm.models.cache import ArraysCache
 
+from reprise.core.failpoints import Failpoint, reach
 from reprise.core.kinds import Full, KvKind
 from reprise.core.tokens import Span
 from reprise.engine.states.payloads import as_words
@@ -339,6 +340,7 @@ class KvLayer:
         self.planes = joined
         mx.eval(self.planes)
         self.end = self.held = held
+        reach(Failpoint.JOINED, self)
 
 
 class FullLayer(KvLayer):
