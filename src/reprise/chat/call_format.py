@@ -21,11 +21,16 @@ ID_START, ID_STOP = "\ue003", "\ue004"
 """They enclose what is the call's id where it is composed, as in `functions.look:0`. They match nothing themselves."""
 
 
-def _is_id(char: str) -> bool:
-    return char.isalnum() or char in "-_"
+_HOLES = {INDEX: re.compile(r"\d*"), ID: re.compile(r"[\w-]*")}
+_SPACE = re.compile(r"\s*")
+_INSIDE_WORD = re.compile(r"(?<=\w)\w")
+"""A character behind another of its word, before which no space can stand."""
 
 
-_HOLES: Mapping[str, Callable[[str], bool]] = {INDEX: str.isdigit, ID: _is_id}
+def _run_end(run: re.Pattern[str], text: str, at: int) -> int:
+    """Where the run that begins at `at`, perhaps of nothing, ends."""
+    found = run.match(text, at)
+    return at if found is None else found.end()
 
 
 def json_text(value: Any) -> str:
@@ -266,20 +271,20 @@ def match_loosely(text: str, at: int, expected: str, *, is_final: bool) -> Match
     core = expected.rstrip()
     for index, char in enumerate(core):
         if char == ID_START:
-            id_start = at = _skip_space(text, at)
+            id_start = at = _run_end(_SPACE, text, at)
             continue
         if char == ID_STOP:
             id_stop = at
             continue
         if char.isspace():
             continue
-        if not _inside_word(core, index):
-            at = _skip_space(text, at)
+        if _INSIDE_WORD.match(core, index) is None:
+            at = _run_end(_SPACE, text, at)
         if at >= len(text):
             return None if is_final else Need.MORE
         if char in _HOLES:
             start = at
-            at = _run_end(text, start, _HOLES[char])
+            at = _run_end(_HOLES[char], text, start)
             if at == len(text) and not is_final:
                 return Need.MORE
             if at == start:
@@ -297,27 +302,6 @@ def match_loosely(text: str, at: int, expected: str, *, is_final: bool) -> Match
             break
         at += 1
     return Matched(stop=at, id_start=id_start, id_stop=id_stop)
-
-
-def _inside_word(expected: str, index: int) -> bool:
-    """Whether the character belongs to the word of the character before it, so that no space can stand between."""
-    return index > 0 and _is_word(expected[index]) and _is_word(expected[index - 1])
-
-
-def _is_word(char: str) -> bool:
-    return char.isalnum() or char == "_"
-
-
-def _skip_space(text: str, at: int) -> int:
-    while at < len(text) and text[at].isspace():
-        at += 1
-    return at
-
-
-def _run_end(text: str, at: int, belongs: Callable[[str], bool]) -> int:
-    while at < len(text) and belongs(text[at]):
-        at += 1
-    return at
 
 
 def known_formats(start: str, end: str) -> tuple[CallFormat, ...]:

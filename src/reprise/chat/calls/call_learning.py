@@ -50,6 +50,8 @@ TYPED: Mapping[str, Any] = {
     "object": {"inner": [31, "Quince"]},
     "array": [17, "Quince"],
 }
+EVERY_TYPE: Mapping[str, Any] = {f"{kind}_{FIRST_KEY}": value for kind, value in TYPED.items()}
+"""Arguments of every JSON type."""
 _LIST = {"type": "array", "items": {"type": ["integer", "string"]}}
 _SCHEMAS: Mapping[str, Any] = {
     **{f"{kind}_{FIRST_KEY}": {"type": kind} for kind in TYPED},
@@ -312,7 +314,8 @@ def _learn(probes: CallProbes) -> CallFormat:
 def _begun(probes: CallProbes) -> str:
     """What begins a call, where the generation prompt has it already; "" if it does not."""
     prompt, _ = probes.instructions()
-    before = _before_name(probes)
+    text = probes.calls([(NAME, {FIRST_KEY: FIRST_VALUE})], content=WORDS)
+    before = text[text.rfind(ASKED) :].partition(NAME)[0]
     start = before[before.rfind(WORDS) + len(WORDS) :].strip() if WORDS in before else ""
     return start if prompt.endswith(start) else ""
 
@@ -352,34 +355,29 @@ def _lead(probes: CallProbes, before: str) -> str:
 
 def _arguments(probes: CallProbes, after_name: str, name_at: int) -> tuple[JsonArguments | KeyedArguments, str, str]:
     """How arguments are written, what stands between the name and them, and what follows them."""
-    full = {f"{kind}_{FIRST_KEY}": value for kind, value in TYPED.items()}
-    text = probes.calls([(NAME, full)])[name_at + len(NAME) :]
-    for match in re.finditer(r"\{", text):
-        try:
-            value, length = json.JSONDecoder().raw_decode(text[match.start() :])
-        except ValueError:
-            continue
-        if value == full:
-            return JsonArguments(), text[: match.start()], text[match.start() + length :]
-    return _keyed(probes, after_name, name_at)
+    shown = _around_json(probes.calls([(NAME, EVERY_TYPE)])[name_at + len(NAME) :], EVERY_TYPE)
+    return _keyed(probes, after_name, name_at) if shown is None else (JsonArguments(), *shown)
+
+
+def _around_json(text: str, arguments: Mapping[str, Any]) -> tuple[str, str] | None:
+    """What stands before and behind these arguments, written as JSON; None if they are not there."""
+    for opening in re.finditer(r"\{", text):
+        with suppress(ValueError):
+            value, length = json.JSONDecoder().raw_decode(text[opening.start() :])
+            if value == arguments:
+                return text[: opening.start()], text[opening.start() + length :]
+    return None
 
 
 def _keyed(probes: CallProbes, after_name: str, name_at: int) -> tuple[KeyedArguments, str, str]:
     def rest(arguments: Mapping[str, Any]) -> str:
         return probes.calls([(NAME, arguments)])[name_at + len(NAME) :]
 
-    def around(text: str, key: str, value: str) -> tuple[str, str, str]:
-        key_at = text.find(key)
-        value_at = text.find(value, key_at + len(key))
-        if key_at < 0 or value_at < 0:
-            raise NotLearnt
-        return text[:key_at], text[key_at + len(key) : value_at], text[value_at + len(value) :]
-
-    lead, opening, last = around(after_name, FIRST_KEY, FIRST_VALUE)
+    lead, opening, last = _around_argument(after_name, FIRST_KEY, FIRST_VALUE)
     # In the order in which templates that sort write them, too.
     two = rest({SECOND_KEY: SECOND_VALUE, FIRST_KEY: FIRST_VALUE})
-    _, _, behind_first = around(two, SECOND_KEY, SECOND_VALUE)
-    inter, _, _ = around(behind_first, FIRST_KEY, FIRST_VALUE)
+    _, _, behind_first = _around_argument(two, SECOND_KEY, SECOND_VALUE)
+    inter, _, _ = _around_argument(behind_first, FIRST_KEY, FIRST_VALUE)
     nothing = rest({})
     ending = _until_turn_end(probes, last)
     named = re.match(rf"[^{KEY}]*?{KEY}[^\s{KEY}]*?>", inter.replace(SECOND_KEY, KEY))
@@ -400,15 +398,15 @@ def _keyed(probes: CallProbes, after_name: str, name_at: int) -> tuple[KeyedArgu
     bare = _until_turn_end(probes, nothing)
     if "".join(bare.split()) != "".join((before + after).split()):
         raise NotLearnt
-    kinds: dict[str, tuple[str, str]] = {}
-    for kind, value in TYPED.items():
-        key = f"{kind}_{FIRST_KEY}"
+    # What stands before values of the types that the template writes, all but text.
+    openings: dict[str, str] = {}
+    for key, value in EVERY_TYPE.items():
         text = rest({key: value})
-        written = _written_value(text, key, value)
-        if written is not None:
-            kinds[kind] = written
-    quote, value_opening, value_ending, is_native = _quoting(opening, value_ending, kinds)
-    openings = {kind: found for kind, (found, _) in kinds.items() if kind != "string" and found != value_opening}
+        with suppress(NotLearnt):
+            openings[key.removesuffix(f"_{FIRST_KEY}")] = _around_argument(text, key, value)[1]
+    openings.pop("string", None)
+    quote, value_opening, value_ending, is_native = _quoting(opening, value_ending, openings.get("number"))
+    openings = {kind: found for kind, found in openings.items() if found != value_opening}
     keyed = KeyedArguments(
         key_opening=key_opening,
         value_opening=value_opening,
@@ -430,25 +428,20 @@ def _item(text: str, key_opening: str, opening: str) -> str:
     return inside.removesuffix(opening) if inside.endswith(opening) else ""
 
 
-def _written_value(text: str, key: str, value: Any) -> tuple[str, str] | None:
-    """What stands before and behind a value, written as JSON or as Python has it; None if it is not there."""
-    at = text.find(key)
-    if at < 0:
-        return None
-    rest = text[at + len(key) :]
-    for spelling in (json.dumps(value), str(value), value if isinstance(value, str) else ""):
-        found = rest.find(spelling) if spelling else -1
-        if found >= 0:
-            return rest[:found], rest[found + len(spelling) :]
-    return None
+def _around_argument(text: str, key: str, value: Any) -> tuple[str, str, str]:
+    """What stands before a key, between it and its value, and behind that, written as JSON or as Python has it."""
+    before, found, rest = text.partition(key)
+    for spelling in (value,) if isinstance(value, str) else (json.dumps(value), str(value)):
+        between, shown, behind = rest.partition(spelling)
+        if found and shown:
+            return before, between, behind
+    raise NotLearnt
 
 
-def _quoting(opening: str, ending: str, kinds: Mapping[str, tuple[str, str]]) -> tuple[str, str, str, bool]:
-    """The quotes of text values, and what stands around values apart from them."""
-    plain = kinds.get("number")
-    if plain is None:
+def _quoting(opening: str, ending: str, before: str | None) -> tuple[str, str, str, bool]:
+    """The quotes of text values, and what stands around values apart from them. `before`: what a number follows."""
+    if before is None:
         raise NotLearnt
-    before = plain[0]
     if len(opening) > len(before) and opening.startswith(before):
         quote = opening[len(before) :]
         if quote.strip() and ending.startswith(quote):
@@ -475,15 +468,12 @@ def _two_calls(
     if second_at < 0:
         return None
     if isinstance(arguments, JsonArguments):
-        shown = re.search(r"\{[^{}]*" + re.escape(FIRST_VALUE) + r"[^{}]*\}", rest[:second_at])
-        if shown is None:
+        first = _around_json(rest[:second_at], {FIRST_KEY: FIRST_VALUE})
+        if first is None:
             raise NotLearnt
-        inter = rest[shown.end() : second_at]
-        second = rest[second_at + len(OTHER) :]
-        open_at = second.find("{")
-        behind = second[:open_at] if open_at >= 0 else middle
-        shown = re.search(r"\{[^{}]*" + re.escape(SECOND_VALUE) + r"[^{}]*\}", second)
-        last = "" if shown is None else _until_turn_end(probes, second[shown.end() :])
+        inter = first[1]
+        behind, last = _around_json(rest[second_at + len(OTHER) :], {FIRST_KEY: SECOND_VALUE}) or (middle, "")
+        last = _until_turn_end(probes, last)
     else:
         value_at = rest.find(FIRST_VALUE)
         keyed_end = value_at + len(FIRST_VALUE) + len(arguments.quote)
@@ -544,12 +534,6 @@ def _numbered_suffix(lead: str, inter: str) -> tuple[str, str]:
     return plain, other
 
 
-def _before_name(probes: CallProbes) -> str:
-    """The text between the question and the name of a call that follows words."""
-    text = probes.calls([(NAME, {FIRST_KEY: FIRST_VALUE})], content=WORDS)
-    return text[text.rfind(ASKED) :].partition(NAME)[0]
-
-
 def _call_start(probes: CallProbes, lead: str) -> tuple[str, str]:
     """The marker that the calls begin with, and the lead from there on.
 
@@ -607,43 +591,43 @@ def _is_marker(start: str, splitters: Sequence[str]) -> bool:
 
 def _check(probes: CallProbes, found: CallFormat) -> None:
     """Raise `NotLearnt` unless the reader reads all made-up calls back."""
-    every = {f"{kind}_{FIRST_KEY}": value for kind, value in TYPED.items()}
-    # What a template leaves out cannot come back.
     chats: list[list[MadeCall]] = [
         [(NAME, {})],
         [(NAME, {FIRST_KEY: FIRST_VALUE, SECOND_KEY: SECOND_VALUE})],
-        [(NAME, every)],
+        [(NAME, EVERY_TYPE)],
     ]
     if found.is_parallel:
         chats.append([(NAME, {FIRST_KEY: FIRST_VALUE}), (OTHER, {})])
     for calls in chats:
-        text = probes.calls(calls)
-        if _calls_in(text, found) != [(name, dict(arguments)) for name, arguments in calls] and not _lacks_null(
-            calls, _calls_in(text, found)
-        ):
+        if _without_nulls(_calls_in(probes.calls(calls), found)) != _without_nulls(calls):
             raise NotLearnt
 
 
-def _lacks_null(calls: Sequence[MadeCall], read: Sequence[tuple[str, Any]] | None) -> bool:
-    return read is not None and [
-        (name, {key: value for key, value in arguments.items() if value is not None}) for name, arguments in calls
-    ] == [
+def _without_nulls(calls: Sequence[MadeCall]) -> list[MadeCall]:
+    """The calls without what some templates leave out, which cannot come back."""
+    return [
         (name, {key: value for key, value in arguments.items() if value not in (None, "None")})
-        for name, arguments in read
+        for name, arguments in calls
     ]
 
 
-def _calls_in(text: str, form: CallFormat) -> list[tuple[str, Any]] | None:
-    """The calls in a rendered chat; None if there are none in this format."""
+def _section_at(text: str, at: int, form: CallFormat) -> CallReader:
+    """What has read the section that begins at `at`."""
+    reader = CallReader(form, tools=PROBE_TOOLS)
+    reader.feed(text[at + len(form.start) :])
+    reader.finish(is_ended=False)
+    return reader
+
+
+def _calls_in(text: str, form: CallFormat) -> list[MadeCall]:
+    """The calls in a rendered chat that are in this format."""
     at = text.rfind(ASKED)
-    calls: list[tuple[str, Any]] = []
+    calls: list[MadeCall] = []
     while True:
         at = text.find(form.start, at)
         if at < 0:
-            return calls or None
-        reader = CallReader(form, tools=PROBE_TOOLS)
-        reader.feed(text[at + len(form.start) :])
-        reader.finish(is_ended=False)
+            return calls
+        reader = _section_at(text, at, form)
         names: list[str] = []
         texts: list[str] = []
         for event in reader.take():
@@ -667,10 +651,7 @@ def _example(probes: CallProbes, form: CallFormat) -> str:
     """A call as the template writes it, from its start marker to its end."""
     text = probes.calls([(NAME, {FIRST_KEY: FIRST_VALUE})])
     at = text.find(form.start, text.rfind(ASKED))
-    reader = CallReader(form, tools=PROBE_TOOLS)
-    reader.feed(text[at + len(form.start) :])
-    reader.finish(is_ended=False)
-    return text[at : len(text) - len(reader.rest)]
+    return text[at : len(text) - len(_section_at(text, at, form).rest)]
 
 
 def _known(text_model: TextModel) -> CallFormat | None:

@@ -35,7 +35,7 @@ from reprise.chat.calls.call_values import (
     spelled,
     typed,
 )
-from reprise.chat.scan import num_held
+from reprise.chat.scan import common_length, num_held
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -363,7 +363,10 @@ class CallReader:
     def _key(self, keyed: KeyedArguments) -> Generator[None, None, str]:
         """The text up to what stands before every value."""
         stops = [opening.strip() for opening in (keyed.value_opening, *(text for _, text in keyed.openings))]
-        stop = _common_start(stops).split()[0]
+        shared = stops[0]
+        for other in stops:
+            shared = shared[: common_length(shared, other)]
+        stop = shared.split()[0]
         yield from self._space()
         while True:
             found = self._text.find(stop, self._at)
@@ -401,25 +404,35 @@ class CallReader:
         except RecursionError as error:
             raise NotACall from error
 
-    def _text_value(self, ending: str, lead: str) -> Script:
-        """Text up to the ending, emitted as it arrives, as the inside of a JSON string."""
+    def _text_value(self, ending: str, lead: str, *, is_quoted: bool = False) -> Script:
+        """Text up to the ending, emitted as it arrives, as a JSON string. Quotes are read with it, and have escapes."""
         self._give(lead + '"')
         tag = ending.strip()
+        # The white space before the ending belongs to it.
         space = ending[: len(ending) - len(ending.lstrip())]
+        has_escapes = tag in ("'", '"')
         while True:
+            self._drop_read()
             found = self._text.find(tag, self._at)
             stop = found if found >= 0 else len(self._text) - num_held(self._text[self._at :], [tag])
-            value = self._text[self._at : stop]
-            # The white space before the ending belongs to it.
-            value = value.removesuffix(space) if found >= 0 else value[: len(value) - _num_space_held(value, space)]
+            slash = self._text.find("\\", self._at, stop) if has_escapes else -1
+            value = self._text[self._at : slash if slash >= 0 else stop]
+            if found >= 0:
+                value = value.removesuffix(space)
+            elif space:
+                # One character more than the space: all of it is held as well.
+                value = value[: len(value) - num_held(value, [space + tag])]
             self._at += len(value)
             self._give(inside_string(self._spell(value)))
+            if slash >= 0:
+                self._give((yield from self._escape()))
+                continue
             if found >= 0:
                 break
             if self._is_final:
                 raise _CallCutOff
-            self._drop_read()
             yield
+        self._at += len(ending) if is_quoted else 0
         self._give('"')
 
     def _until(self, ending: str, *, again: str = "") -> Generator[None, None, str]:
@@ -455,7 +468,7 @@ class CallReader:
             found = yield from self._try(quote)
             if found is not None:
                 self._at = found.stop
-                yield from self._quoted(quote, lead)
+                yield from self._text_value(quote, lead, is_quoted=True)
                 return
         value = yield from self._balanced(keyed)
         known = read_native(value, quote=keyed.quote) if keyed.has_bare_keys else read_literal(value)
@@ -465,33 +478,6 @@ class CallReader:
                 raise NotACall
             known = value
         self._give(lead + json_text(spelled(known, self._spell)))
-
-    def _quoted(self, quote: str, lead: str) -> Script:
-        self._give(lead + '"')
-        has_escapes = quote in ("'", '"')
-        while True:
-            self._drop_read()
-            if not (yield from self._has_more()):
-                raise _CallCutOff
-            if has_escapes and self._text[self._at] == "\\":
-                self._give((yield from self._escape()))
-                continue
-            stop = self._text.find(quote, self._at)
-            end = stop if stop >= 0 else len(self._text) - num_held(self._text[self._at :], [quote])
-            if has_escapes:
-                slash = self._text.find("\\", self._at, end)
-                end = slash if slash >= 0 else end
-            inside, self._at = self._text[self._at : end], end
-            self._give(inside_string(self._spell(inside)))
-            if end == stop:
-                break
-            if end < len(self._text) and has_escapes and self._text[end] == "\\":
-                continue
-            if self._is_final:
-                raise _CallCutOff
-            yield
-        self._at += len(quote)
-        self._give('"')
 
     def _escape(self) -> Generator[None, None, str]:
         """One escape of a Python or JSON string, as the inside of a JSON string."""
@@ -611,22 +597,6 @@ _MAX_KEY = 1000
 _ATOMS = {chr(code) for code in range(0xD800, 0xD800 + 64)}
 """Special tokens of the markup, which do not stand in keys."""
 _HEX = frozenset("0123456789abcdefABCDEF")
-
-
-def _num_space_held(value: str, space: str) -> int:
-    """How many characters at the end of the value could be the beginning of `space`."""
-    for length in range(min(len(space), len(value)), 0, -1):
-        if space.startswith(value[-length:]):
-            return length
-    return 0
-
-
-def _common_start(texts: Sequence[str]) -> str:
-    shortest = min(texts, key=len)
-    for index, char in enumerate(shortest):
-        if any(text[index] != char for text in texts):
-            return shortest[:index]
-    return shortest
 
 
 def _is_name(char: str) -> bool:

@@ -8,6 +8,7 @@ import re
 from collections.abc import Collection, Sequence
 
 from reprise.chat.call_format import CallFormat, JsonArguments, known_formats
+from reprise.chat.scan import common_length
 
 _EXAMPLE = re.compile(
     r"""\{\s*"(?:name|tool_name|function)"\s*:\s*(?P<name>[^,{}\n]{1,80}?)(?P<middle>\s*,\s*"(?:arguments|parameters)"\s*:\s*)"""
@@ -47,12 +48,8 @@ def stated_format(shown: str, plain: str, *, splitters: Sequence[str], names: Co
 
 
 def _added(shown: str, plain: str) -> str:
-    start = 0
-    while start < min(len(shown), len(plain)) and shown[start] == plain[start]:
-        start += 1
-    stop = 0
-    while stop < min(len(shown), len(plain)) - start and shown[-1 - stop] == plain[-1 - stop]:
-        stop += 1
+    start = common_length(shown, plain)
+    stop = common_length(shown[start:][::-1], plain[start:][::-1])
     return shown[start : len(shown) - stop]
 
 
