@@ -5,7 +5,6 @@ is the markup. Reasoning that a template writes beside tool calls alone is looke
 """
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from reprise.chat.answers.markup import is_harmony
@@ -20,8 +19,10 @@ from reprise.chat.calls.call_learning import (
     NotLearnt,
     answer,
     call_chat,
+    whole_markup,
 )
 from reprise.chat.request import Message
+from reprise.chat.scan import common_length
 from reprise.chat.text_model import TextModel
 
 _THOUGHT = "Thimble"
@@ -70,7 +71,7 @@ class _ThinkingProbes:
         if prompt is None or words is None or WORDS not in words:
             return ()
         at = words.rfind(WORDS)
-        lead = words[_shared(prompt, words, self._splitters) : at]
+        lead = words[whole_markup(words, common_length(prompt, words), self._splitters) : at]
         for mark in self._known:
             lead = lead.replace(mark, "")
         opening = lead.strip()
@@ -142,15 +143,3 @@ def _tag_at(text: str) -> str:
 def _stands_in(start: str, end: str, plain: str) -> bool:
     """Whether what begins reasoning stands in an answer without any, other than around nothing."""
     return start in re.sub(rf"{re.escape(start)}\s*({re.escape(end)}|$)", "", plain)
-
-
-def _shared(one: str, other: str, splitters: Sequence[str]) -> int:
-    """How far two texts are the same, up to a special token that is not cut apart."""
-    length = 0
-    while length < min(len(one), len(other)) and one[length] == other[length]:
-        length += 1
-    for special in splitters:
-        for at in range(max(0, length - len(special) + 1), length):
-            if other.startswith(special, at):
-                return at
-    return length

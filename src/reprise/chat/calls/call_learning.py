@@ -333,7 +333,7 @@ def _words_name(probes: CallProbes, begun: str, middle: str) -> str:
 def _lead(probes: CallProbes, before: str) -> str:
     """What stands between the beginning of an answer without words and the first call's name."""
     words = probes.words()
-    lead = before[_whole_markup(words, common_length(before, words), probes.splitters) :]
+    lead = before[whole_markup(words, common_length(before, words), probes.splitters) :]
     with_words = probes.calls([(NAME, {FIRST_KEY: FIRST_VALUE})], content=WORDS)
     at = with_words.rfind(WORDS)
     name_at = with_words.find(NAME, at)
@@ -511,8 +511,8 @@ def _sequence(lead: str, inter: str, last: str, splitters: Sequence[str]) -> Aro
     """
     lead, inter, last = _with_holes(lead), _with_holes(inter), _with_holes(last)
     lead, inter = _numbered_suffix(lead, inter)
-    behind = _whole_markup(inter, common_length(inter, last), splitters)
-    behind = min(behind, _whole_markup(last, behind, splitters))
+    behind = whole_markup(inter, common_length(inter, last), splitters)
+    behind = min(behind, whole_markup(last, behind, splitters))
     rest = inter[behind:]
     head_at = _whole_markup_back(lead, len(lead) - _common_suffix(lead, rest), splitters)
     return Around(
@@ -742,12 +742,12 @@ def _until_turn_end(probes: CallProbes, text: str) -> str:
     return cut
 
 
-def _whole_markup(text: str, length: int, splitters: Sequence[str]) -> int:
+def whole_markup(text: str, length: int, splitters: Sequence[str]) -> int:
     """`length` or what is less of it, so that no special token or tag is cut apart there."""
     for special in splitters:
         for at in range(max(0, length - len(special) + 1), length):
             if text.startswith(special, at):
-                return _whole_markup(text, at, splitters)
+                return whole_markup(text, at, splitters)
     tag = re.search(r"</?[^\s<>]*$", text[:length])
     return length if tag is None else tag.start()
 
