@@ -10,7 +10,7 @@ from reprise.core.kinds import Chunk, Full, Layout, Window
 from reprise.core.prompt import BoundaryKind
 from reprise.core.tokens import Span, as_tokens
 from reprise.memory import Account
-from tests.cache.hash_model import HashSource
+from tests.cache.hash_model import HashSegment, HashSource
 from tests.cache.trial import SIZES
 
 WINDOW = Window(6)
@@ -137,6 +137,11 @@ def window_entries_lost(cache: PrefixCache, trunk: Node, leaf: Node) -> None:
         del leaf.segments[WINDOW]
 
 
+def window_entries_that_nobody_needs(cache: PrefixCache, trunk: Node, leaf: Node) -> None:
+    # The leaf ends at 30, which needs [25, 30).
+    cache.tree.attach((trunk, leaf), WINDOW, Segment(Span(20, 22), HashSegment(("one", "two"))))
+
+
 def empty_list_of_pieces(cache: PrefixCache, trunk: Node, leaf: Node) -> None:
     trunk.segments[WINDOW] = []
 
@@ -201,6 +206,7 @@ def something_on_the_root(cache: PrefixCache, trunk: Node, leaf: Node) -> None:
         checkpoint_elsewhere,
         checkpoint_behind_its_edge,
         checkpoint_lost,
+        window_entries_that_nobody_needs,
         empty_list_of_pieces,
         pieces_of_a_kind_the_model_lacks,
         pieces_out_of_order,

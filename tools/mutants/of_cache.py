@@ -88,14 +88,14 @@ LOOKUP = (
     _mutant(
         "_runs_of",
         "entries behind the divergence count as stored",
-        "piece.span.clip(0, walked.length)",
-        "piece.span.clip(0, walked.last.stop)",
+        "segment.span.clip(span.start, min(span.stop, walked.length))",
+        "segment.span.clip(span.start, span.stop)",
     ),
     _mutant(
         "missing",
         "a commit copies what is there",
-        "subtract(kind.needs(position), _runs_of(kind, walked))",
-        "kind.needs(position)",
+        "subtract((need,), _runs_of(kind, walked, need))",
+        "[need]",
     ),
     _mutant(
         "_slices",
@@ -104,10 +104,10 @@ LOOKUP = (
         "found.append(SegmentSlice(segment.payload, 0, len(span), span))",
     ),
     _mutant(
-        "_slices",
+        "_segments_within",
         "the segment in which a need begins is skipped",
-        "bisect_right(segments, need.start, key=lambda segment: segment.span.stop)",
-        "bisect_right(segments, need.start, key=lambda segment: segment.span.start)",
+        "bisect_right(segments, span.start, key=lambda segment: segment.span.stop)",
+        "bisect_right(segments, span.start, key=lambda segment: segment.span.start)",
     ),
     _mutant(
         "evicted_to",
@@ -198,8 +198,8 @@ UPKEEP = (
     _mutant(
         "_needed",
         "window entries of a lease are trimmed",
-        "positions = [*below.checkpoints, *(lease.position for lease in below.leases)]",
-        "positions = [*below.checkpoints]",
+        "positions = [*below.checkpoints.within(span.start + 1, reach), *leased]",
+        "positions = below.checkpoints.within(span.start + 1, reach)",
     ),
     _mutant(
         "end_of_use",

@@ -14,13 +14,13 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import count, islice, pairwise
 
 from reprise.cache.lineage import Lineages
-from reprise.cache.node import Checkpoint, Node, Segment, Segments, Walk, cut_segments, subtree
+from reprise.cache.node import Checkpoint, Node, Segment, Walk, subtree
 from reprise.cache.pins import Pins
 from reprise.cache.policy import EvictionCandidate, Policy
 from reprise.cache.tree import RadixTree
 from reprise.core.kinds import Chunk, Full, Window
 from reprise.core.prompt import BoundaryKind
-from reprise.core.tokens import Span, covers, union
+from reprise.core.tokens import Span, subtract, union
 
 IsPinned = Callable[[Checkpoint], bool]
 
@@ -240,17 +240,13 @@ def _freed_nbytes(checkpoint: Checkpoint, lower: int, *, is_end: bool) -> int:
 def _current_below(node: Node, limit: int, *, leaving: frozenset[BoundaryKind] = frozenset()) -> int:
     """The highest checkpoint ≤ `limit` on the path that is neither superseded nor of a kind in `leaving`, or 0.
 
-    O(checkpoints of the path) at worst.
+    O(checkpoints of the path between).
     """
     above: Node | None = node
     while above is not None:
-        current = [
-            checkpoint.position
-            for checkpoint in above.checkpoints.values()
-            if checkpoint.position <= limit and not checkpoint.is_superseded and checkpoint.kind not in leaving
-        ]
-        if current:
-            return max(current)
+        for checkpoint in above.checkpoints.down_from(limit):
+            if not checkpoint.is_superseded and checkpoint.kind not in leaving:
+                return checkpoint.position
         above = above.parent
     return 0
 
@@ -313,44 +309,33 @@ def end_of_use(node: Node) -> int:
     return max([*node.checkpoints, *leased], default=node.start)
 
 
-def trimmed(node: Node) -> Segments | None:
-    """The segments of this edge without window and chunk entries that no checkpoint or lease needs.
+def unneeded(node: Node, kind: Window | Chunk, span: Span) -> tuple[Span, ...]:
+    """The positions of this edge within `span` whose entries no checkpoint or lease needs.
 
-    None if all are needed.
+    Reads only what lies within a window's or chunk's length of them: the cost does not grow with the edge.
     """
-    kept: Segments = {}
-    is_less = False
-    for kind, segments in node.segments.items():
-        if isinstance(kind, Full):
-            kept[kind] = segments
-            continue
-        wanted = _needed(node, kind)
-        if covers(wanted, (segment.span for segment in segments)):
-            kept[kind] = segments
-            continue
-        is_less = True
-        rest = [segment for span in wanted for segment in cut_segments(segments, span)]
-        if rest:
-            kept[kind] = rest
-    return kept if is_less else None
+    inside = span.clip(node.start, node.stop)
+    return () if inside is None else subtract((inside,), _needed(node, kind, inside))
 
 
-def _needed(node: Node, kind: Window | Chunk) -> tuple[Span, ...]:
-    """The entries of this edge that a checkpoint or lease in it or below needs."""
-    reach = node.stop + kind.size
-    spans: list[Span] = []
-    if isinstance(kind, Window) and kind.keep > node.start:
-        spans.append(Span(node.start, min(kind.keep, node.stop)))
+def _needed(node: Node, kind: Window | Chunk, span: Span) -> tuple[Span, ...]:
+    """The entries of `span`, which lies within this edge, that a checkpoint or lease in it or below needs."""
+    # Whoever stands further on needs none of them.
+    reach = span.stop + kind.size
+    found: tuple[Span, ...] = ()
+    if isinstance(kind, Window) and kind.keep > span.start:
+        found = (Span(span.start, min(kind.keep, span.stop)),)
     stack = [node]
-    while stack:
+    while stack and found != (span,):
         below = stack.pop()
         if below.start > reach:
             continue
-        positions = [*below.checkpoints, *(lease.position for lease in below.leases)]
-        spans.extend(span for at in positions if at <= reach for span in kind.needs(at))
+        leased = (lease.position for lease in below.leases if lease.position <= reach)
+        positions = [*below.checkpoints.within(span.start + 1, reach), *leased]
+        needs = (need.clip(span.start, span.stop) for at in positions for need in kind.needs(at))
+        found = union([*found, *(need for need in needs if need is not None)])
         stack.extend(below.children.values())
-    clipped = (span.clip(node.start, node.stop) for span in spans)
-    return union(span for span in clipped if span is not None)
+    return found
 
 
 def is_tail(end: Checkpoint) -> bool:

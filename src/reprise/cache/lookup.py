@@ -2,8 +2,9 @@
 
 import sys
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice, pairwise, takewhile
 from typing import NamedTuple
 
 from reprise.cache.node import Checkpoint, GhostPath, Node, Segment, Walk
@@ -118,7 +119,7 @@ def read(layout: Layout, match: Match, position: int) -> Restore:
     for kind in layout.kinds:
         needs = kind.needs(position)
         slices[kind] = tuple(
-            piece for need in needs for node in match.walk.nodes for piece in _slices(node, kind, need)
+            piece for need in needs for node in _nodes_within(match.walk, need) for piece in _slices(node, kind, need)
         )
         assert covers((piece.span for piece in slices[kind]), needs), (kind, position)
     snapshot: Payload | None = None
@@ -155,23 +156,21 @@ def _ghost_path(match: Match) -> GhostPath | None:
 
 def stored_runs(layout: Layout, walked: Walk) -> dict[KvKind, tuple[Span, ...]]:
     """The positions on the walked path that have entries, by kind, as sorted disjoint spans."""
-    return {kind: _runs_of(kind, walked) for kind in layout.kinds}
+    return {kind: _runs_of(kind, walked, Span(0, walked.length)) for kind in layout.kinds}
 
 
 def missing(
     layout: Layout, walked: Walk, position: int, longest: int, seams: Mapping[KvKind, Sequence[int]] | None = None
 ) -> list[tuple[KvKind, Span]]:
     """The spans that a commit at `position` has to copy, cut at edges, the `seams` and every `longest` tokens."""
-    edges = [*(Span(n.start, min(n.stop, walked.length)) for n in walked.nodes), Span(walked.length, position)]
     found: list[tuple[KvKind, Span]] = []
     for kind in layout.kinds:
         cuts = seams.get(kind, ()) if seams is not None else ()
-        for hole in subtract(kind.needs(position), _runs_of(kind, walked)):
-            first = bisect_right(edges, hole.start, key=lambda edge: edge.start) - 1
-            for edge in edges[first:]:
-                if edge.start >= hole.stop:
-                    break
-                span = hole.clip(edge.start, edge.stop)
+        holes = [hole for need in kind.needs(position) for hole in subtract((need,), _runs_of(kind, walked, need))]
+        for hole in holes:
+            stops = [min(node.stop, walked.length) for node in _nodes_within(walked, hole)]
+            for edge in pairwise((hole.start, *stops, position)):
+                span = hole.clip(*edge)
                 while span is not None:
                     stop = min(span.stop, span.start + longest, _next_of(cuts, span.start))
                     found.append((kind, Span(span.start, stop)))
@@ -185,21 +184,34 @@ def _next_of(cuts: Sequence[int], position: int) -> int:
     return cuts[at] if at < len(cuts) else sys.maxsize
 
 
-def _runs_of(kind: KvKind, walked: Walk) -> tuple[Span, ...]:
+def _runs_of(kind: KvKind, walked: Walk, span: Span) -> tuple[Span, ...]:
+    """The positions of `span` on the walked path that have entries. Reads only the segments there."""
     if isinstance(kind, Full):  # Complete on every edge (`check()` verifies it).
-        return (Span(0, walked.length),) if walked.length > 0 else ()
-    spans = (segment.span.clip(0, walked.length) for node in walked.nodes for segment in node.segments.get(kind, ()))
-    return union(span for span in spans if span is not None)
+        stored = span.clip(0, walked.length)
+        return () if stored is None else (stored,)
+    segments = (segment for node in _nodes_within(walked, span) for segment in _segments_within(node, kind, span))
+    spans = (segment.span.clip(span.start, min(span.stop, walked.length)) for segment in segments)
+    return union(each for each in spans if each is not None)
+
+
+def _nodes_within(walked: Walk, span: Span) -> Iterator[Node]:
+    """The nodes of the path that hold positions of `span`, which is not empty, from the root down."""
+    first = bisect_right(walked.nodes, span.start, key=lambda node: node.stop)
+    return takewhile(lambda node: node.start < span.stop, islice(walked.nodes, first, None))
+
+
+def _segments_within(node: Node, kind: KvKind, span: Span) -> Iterator[Segment]:
+    """The segments of this edge that hold positions of `span`, in order."""
+    segments: list[Segment] = node.segments.get(kind, [])
+    first = bisect_right(segments, span.start, key=lambda segment: segment.span.stop)
+    return takewhile(lambda segment: segment.span.start < span.stop, islice(segments, first, None))
 
 
 def _slices(node: Node, kind: KvKind, need: Span) -> list[SegmentSlice]:
-    segments: list[Segment] = node.segments.get(kind, [])
-    first = bisect_right(segments, need.start, key=lambda segment: segment.span.stop)
     found: list[SegmentSlice] = []
-    for segment in segments[first:]:
+    for segment in _segments_within(node, kind, need):
         span = segment.span.clip(need.start, need.stop)
-        if span is None:
-            break
+        assert span is not None, (segment.span, need)
         offset = segment.span.start
         found.append(SegmentSlice(segment.payload, span.start - offset, span.stop - offset, span))
     return found

@@ -193,6 +193,15 @@ class CheckpointMap(MutableMapping[int, Checkpoint]):
         number = bisect_right(self._positions, limit)
         return self._positions[number - 1] if number > 0 else None
 
+    def down_from(self, limit: int) -> Iterator[Checkpoint]:
+        """The checkpoints at positions ≤ `limit`, highest first."""
+        for at in range(bisect_right(self._positions, limit) - 1, -1, -1):
+            yield self._by_position[self._positions[at]]
+
+    def within(self, first: int, last: int) -> list[int]:
+        """The positions from `first` to `last`, both included. O(log n + what is found)."""
+        return self._positions[bisect_left(self._positions, first) : bisect_right(self._positions, last)]
+
 
 @dataclass(slots=True, eq=False)
 class Lease:

@@ -15,7 +15,7 @@ from reprise.cache.eviction import (
     end_of_use,
     superseded_beside,
     superseded_on,
-    trimmed,
+    unneeded,
 )
 from reprise.cache.logits_rows import LogitsRows
 from reprise.cache.lookup import (
@@ -667,14 +667,19 @@ class PrefixCache:
             self.order.place(made)
 
     def _trim_path(self, node: Node, position: int) -> None:
-        """Drop the window and chunk entries that only a checkpoint or lease at `position` needed."""
-        needs = [need for kind in self.layout.kinds if not isinstance(kind, Full) for need in kind.needs(position)]
-        lowest = min((need.start for need in needs), default=position)
+        """Drop the window and chunk entries that only a checkpoint or lease at `position` needed.
+
+        O(entries that it needed and what else needs them), however long the path.
+        """
+        kinds = [kind for kind in self.layout.kinds if not isinstance(kind, Full)]
+        needs = {kind: kind.needs(position) for kind in kinds}
+        lowest = min((need.start for spans in needs.values() for need in spans), default=position)
         above: Node | None = node
         while above is not None and above.stop > lowest:
-            kept = trimmed(above)
-            if kept is not None:
-                self.tree.keep_segments(above, kept)
+            spare: dict[KvKind, list[Span]] = {}
+            for kind in kinds:
+                spare[kind] = [span for need in needs[kind] for span in unneeded(above, kind, need)]
+            self.tree.drop_entries(above, spare)
             above = above.parent
 
     def _prune(self, node: Node) -> None:
@@ -755,6 +760,11 @@ class PrefixCache:
     def check(self) -> None:
         """Recompute bytes, leases, order and coverage from the trees; AssertionError on any difference."""
         self.tree.check()
+        for node in self.tree.nodes():
+            for kind in self.layout.kinds:
+                if not isinstance(kind, Full):
+                    spare = [span for have in node.coverage(kind) for span in unneeded(node, kind, have)]
+                    assert not spare, ("window and chunk entries are kept for somebody", kind, spare)
         checkpoints = list(self.tree.checkpoints())
         assert len(self.order) == len(checkpoints), "every checkpoint is in the eviction order exactly once"
         assert all(checkpoint in self.order for checkpoint in checkpoints)

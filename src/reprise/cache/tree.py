@@ -4,7 +4,7 @@
 what to store and what to evict is decided in `reprise.cache.prefix_cache`.
 """
 
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from reprise.cache.node import (
@@ -30,7 +30,7 @@ from reprise.core.clock import Clock, monotonic
 from reprise.core.inspection import LastUse
 from reprise.core.kinds import Full, KvKind, Layout
 from reprise.core.prompt import BoundaryKind
-from reprise.core.tokens import Span, Tokens, as_tokens, common_prefix, covers, join_tokens, own_tokens, union
+from reprise.core.tokens import Span, Tokens, as_tokens, common_prefix, covers, join_tokens, own_tokens, subtract, union
 from reprise.memory import Account, Memory
 
 
@@ -297,14 +297,27 @@ class RadixTree:
 
     # Removal.
 
-    def keep_segments(self, node: Node, kept: Segments) -> None:
-        """Replace the segments of this edge by those that are kept, which may have been cut."""
-        self._set_segments(node, kept)
+    def drop_entries(self, node: Node, spans: Mapping[KvKind, Sequence[Span]]) -> None:
+        """Drop the entries of these spans, which are in ascending order, from this edge.
+
+        Touches only the segments that hold any of them, and cuts before anything changes.
+        """
+        runs = {kind: _run_within(node.segments[kind], spans[kind]) for kind in spans if kind in node.segments}
+        rests = {
+            kind: [segment.cut(part) for segment in node.segments[kind][run] for part in _parts(segment, spans[kind])]
+            for kind, run in runs.items()
+        }
+        for kind, run in runs.items():
+            segments, rest = node.segments[kind], rests[kind]
+            before, segments[run] = segments[run], rest
+            if not segments:
+                del node.segments[kind]
+            self._charge_kv(node, rest, before)
 
     def shorten(self, leaf: Node, stop: int) -> None:
         """Drop the tokens ``[stop, leaf.stop)`` of a leaf, of which at least one must remain."""
         assert not leaf.children and leaf.start < stop < leaf.stop, (leaf.start, stop, leaf.stop)
-        self._set_segments(leaf, _cut(leaf, leaf.start, stop))
+        self.drop_entries(leaf, {kind: [Span(stop, leaf.stop)] for kind in leaf.segments})
         self._count(leaf, num_tokens=stop - leaf.stop)
         lost_to = _evicted_to(leaf)
         leaf.ghosts = _ghosts(leaf).up_to(stop)
@@ -545,6 +558,18 @@ def _cut(node: Node, start: int, stop: int) -> Segments:
     """The segments of this edge within ``[start, stop)``, by kind."""
     cut = {kind: cut_segments(segments, Span(start, stop)) for kind, segments in node.segments.items()}
     return {kind: segments for kind, segments in cut.items() if segments}
+
+
+def _run_within(segments: Sequence[Segment], spans: Sequence[Span]) -> slice:
+    """Which of these segments may hold positions of the spans, in ascending order."""
+    if not spans:
+        return slice(0, 0)
+    first = bisect_right(segments, spans[0].start, key=lambda segment: segment.span.stop)
+    return slice(first, bisect_left(segments, spans[-1].stop, key=lambda segment: segment.span.start))
+
+
+def _parts(segment: Segment, dropped: Sequence[Span]) -> tuple[Span, ...]:
+    return subtract((segment.span,), dropped)
 
 
 def _joinable(node: Node, longest: int, *, is_growing: bool = False) -> tuple[KvKind, int, int] | None:

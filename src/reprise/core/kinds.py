@@ -4,10 +4,11 @@ The one rule of the project: a model resumes at position p if and only if every 
 the entries it needs at p; kinds that cannot be cut into entries need a snapshot taken at exactly p.
 """
 
+from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from reprise.core.tokens import Span, covers
+from reprise.core.tokens import Span
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +94,13 @@ def best_position(kind: KvKind, runs: tuple[Span, ...], limit: int) -> int:
     candidates = {limit, 0, *(run.stop for run in runs if run.stop < limit)}
     if isinstance(kind, Chunk):
         candidates.add(kind.size * (limit // kind.size))
-    return next(p for p in sorted(candidates, reverse=True) if covers(runs, kind.needs(p)))
+    return next(p for p in sorted(candidates, reverse=True) if all(_is_within(runs, need) for need in kind.needs(p)))
+
+
+def _is_within(runs: tuple[Span, ...], need: Span) -> bool:
+    """Whether one of these runs, sorted and disjoint, covers `need`, which is not empty. O(log n)."""
+    at = bisect_right(runs, need.start, key=lambda run: run.start)
+    return at > 0 and need.stop <= runs[at - 1].stop
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
