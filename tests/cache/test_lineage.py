@@ -121,3 +121,17 @@ def test_a_request_that_belongs_to_no_chat_never_pushes_one_out() -> None:
     assert chats.held(chat) == 300
     chats.ask("small", small)
     assert (chats.held(chat), chats.held(small)) == (300, 90), "and gives way to one"
+
+
+def test_a_chat_that_leaves_another_one_early_and_continues_leaves_nothing_of_that_one_behind() -> None:
+    chats = CacheOfJobs(HYBRID, 10_000)
+    theirs = run_of(1, 200)
+    chats.ask("theirs", theirs)
+    mine = join_tokens(theirs[:7], run_of(2, 150))
+    # As the server stores it: first where the prompt leaves what is there, within the other chat's edge.
+    chats.cache.commit(mine[:7], SizedSource(HYBRID, 1), kind=BoundaryKind.BRANCH, number=2)
+    chats.ask("mine", mine)
+    chats.ask("mine-2", join_tokens(mine, run_of(3, 20)))
+    score = chats.cache.order.policy.score
+    (tip,) = [each for checkpoint, each in chats.cache.would_evict(10) if checkpoint.position == len(theirs)]
+    assert score(tip) > 0, "nothing says that it has continued"

@@ -366,6 +366,13 @@ WORTH = (
         _LINEAGE,
     ),
     _mutant(
+        "PrefixCache.commit",
+        "who leaves another chat's path early has been all along it",
+        "path if position == path[-1].stop else path[:-1]",
+        "path",
+        _LINEAGE,
+    ),
+    _mutant(
         "Lineages._of",
         "an id reaches into another namespace",
         "found.namespace == namespace",

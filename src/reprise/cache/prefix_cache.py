@@ -328,7 +328,8 @@ class PrefixCache:
             for segment_kind, segment in segments:
                 self.tree.attach(path, segment_kind, segment)
             if visit is not None:
-                for node in path:
+                # An edge that goes on behind the position may be another chat's from there on.
+                for node in path if position == path[-1].stop else path[:-1]:
                     self._visit(node, visit)
                     self.tree.note_first_visit(node, visit)
             self._place_checkpoint(path, position, kind, snapshot, is_auxiliary=is_auxiliary, stable_at=stable_at)
