@@ -147,6 +147,7 @@ class Memory:
         self.shared = SharedMemory(budget) if shared is None else shared
         self.shared.parts.append(self)
         self._accounts = dict.fromkeys(Account, 0)
+        self._most_measured = dict.fromkeys(Account, 0)
         self.reclaimers: tuple[Reclaimer, ...] = ()
         self.share_of_requests = 1 / _RECENT
         self.disconnect()
@@ -169,6 +170,10 @@ class Memory:
     def nbytes(self, account: Account) -> int:
         """The bytes of one account."""
         return self._accounts[account]
+
+    def most_nbytes(self, account: Account) -> int:
+        """The most bytes that were ever measured for this account."""
+        return self._most_measured[account]
 
     def fits(self, nbytes: int) -> bool:
         """Whether `nbytes` more fit without reclaiming anything."""
@@ -235,6 +240,7 @@ class Memory:
         """Set an account to the bytes that its client has measured."""
         assert nbytes >= 0, (account, nbytes)
         self._accounts[account] = nbytes
+        self._most_measured[account] = max(self._most_measured[account], nbytes)
 
     def resize(self, budget: int | None) -> None:
         """Set the budget for layer states besides the loaded weights, and reclaim what exceeds it."""

@@ -60,6 +60,10 @@ def test_what_is_told_of_memory_is_what_the_books_say(server: SoakServer) -> Non
             assert {name: health[name] for name in known} == known
             assert health["bytes_held"] == health["bytes_kv"] + health["bytes_snapshots"]
             assert health["bytes_held"] + health["bytes_live"] <= health["bytes_budget"]
+            most = health["bytes_live_most"]
+            assert health["bytes_live"] < most < health["bytes_budget"], "a request ran, and has ended"
+            shown = client.get("/v1/cache/overview").json()["memory"]
+            assert shown["running_most"] == most == told(client)[f"reprise_live_bytes_most{{{of}}}"]
             samples = told(client)
             assert {
                 "reprise_budget_bytes": known["bytes_budget"],

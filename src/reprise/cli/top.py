@@ -229,6 +229,8 @@ def _memory(told: Mapping[str, Any]) -> "RenderableType":
     if memory["untouched"] > 0:
         table.add_row("not in memory yet", f"-{_nbytes(memory['untouched'])}")
     table.add_row("the process", _nbytes(memory["process"]), style="bold")
+    if memory["running_most"] > 0:
+        table.add_row("running requests, at most", _nbytes(memory["running_most"]))
     if disk is not None:
         table.add_row("disk", f"{_nbytes(disk['bytes'])}, {_nbytes(disk['bytes_written_today'])} written today")
     return table

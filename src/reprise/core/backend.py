@@ -108,6 +108,8 @@ class Held:
     kv_nbytes: int = 0
     snapshot_nbytes: int = 0
     live_nbytes: int = 0
+    most_live_nbytes: int = 0
+    """The most that `live_nbytes` has been: what a budget needs beside the prefixes. Of several models, of each."""
     logits_nbytes: int = 0
     """Logits after the last tokens of prompts, kept for exact repeats."""
     pinned_nbytes: int = 0

@@ -223,6 +223,8 @@ class InspectedMemory:
     """Logits after the last tokens of prompts, for exact repeats."""
     live_nbytes: int = 0
     """Buffers of running and idle sequences, less what is charged to the cache."""
+    most_live_nbytes: int = 0
+    """The most that this has been."""
     incoming_nbytes: int = 0
     """Read from disk and not in the tree yet."""
     images_nbytes: int = 0

@@ -265,6 +265,13 @@ METRICS: Sequence[Metric] = (
         lambda s: s.held.pinned_nbytes,
     ),
     _state("bytes_live", "live", lambda s: s.held.live_nbytes),
+    _gauge(
+        "bytes_live_most",
+        "live_bytes_most",
+        "bytes",
+        "The most that running requests have held beside the cache: what --cache-bytes needs besides prefixes.",
+        lambda s: s.held.most_live_nbytes,
+    ),
     _state("bytes_logits", "logits", lambda s: s.held.logits_nbytes),
     _state("bytes_index", "index", lambda s: s.held.index_nbytes),
     _gauge("tokens_held", "cached_tokens", "tokens", "Unique tokens in the prefix cache.", lambda s: s.held.num_tokens),

@@ -106,6 +106,7 @@ def _together(memories: Sequence[InspectedMemory], *, weights_nbytes: int) -> In
         checkpoint_nbytes=sum(each.checkpoint_nbytes for each in memories),
         logits_nbytes=sum(each.logits_nbytes for each in memories),
         live_nbytes=sum(each.live_nbytes for each in memories),
+        most_live_nbytes=sum(each.most_live_nbytes for each in memories),
         incoming_nbytes=sum(each.incoming_nbytes for each in memories),
         images_nbytes=sum(each.images_nbytes for each in memories),
         embeddings_nbytes=sum(each.embeddings_nbytes for each in memories),
@@ -156,6 +157,7 @@ def memory_body(memory: InspectedMemory) -> dict[str, Any]:
     """The parts that add up to the memory that the system counts for the process.
 
     `untouched` is what the others hold on paper and the system has not given yet: such as weights that nobody has read.
+    `running_most` is the most that running requests have held of the budget beside what is kept.
     """
     parts = {
         "weights": memory.weights_nbytes,
@@ -173,6 +175,7 @@ def memory_body(memory: InspectedMemory) -> dict[str, Any]:
     return {
         "process": memory.process_nbytes,
         "budget": memory.budget_nbytes,
+        "running_most": memory.most_live_nbytes,
         "parts": parts | {"other": max(0, rest)},
         "untouched": max(0, -rest),
     }

@@ -71,9 +71,10 @@ async def health(context: OfServer, model: ModelName = None) -> JsonResponse:
     """Whether the engine makes progress, and the server's metrics (docs/metrics.md). 503: it does not.
 
     `bytes_held` is what the cache holds: `bytes_kv` and `bytes_snapshots`; of that `bytes_pinned` stays for `pins`.
-    `bytes_live` is what running requests hold beside it. Both together keep within `bytes_budget`. `audit` says how
-    many answers were recomputed cold while idle, and how many of these differed. `disk` is null where nothing is kept
-    on disk; of `reused`, `loaded` were read from there. `quiet` says why nothing is done in the background.
+    `bytes_live` is what running requests hold beside it, and `bytes_live_most` the most that it has been; `bytes_held`
+    and `bytes_live` keep within `bytes_budget`. `audit` says how many answers were recomputed cold while idle, and how
+    many of these differed. `disk` is null where nothing is kept on disk; of `reused`, `loaded` were read from there.
+    `quiet` says why nothing is done in the background.
     Several models are added up, and each is in `models`. Answers at once, whatever the engine is doing.
     """
     named, models = context.model_id(model), context.models
