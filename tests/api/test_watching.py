@@ -72,6 +72,18 @@ def test_the_overview_says_what_health_and_the_records_say(server: httpx.Client)
     assert told["health"]["generated"] == health["generated"]
 
 
+def test_what_was_computed_is_counted_by_reason_beside_the_least(server: httpx.Client) -> None:
+    records = server.get("/v1/cache/requests").json()["data"]
+    told = server.get("/v1/cache/overview").json()["changes"]
+    for name, field in (("computed", "prefilled"), ("at_best", "computed_at_best")):
+        assert sum(each[name] for each in told) == sum(record[field] for record in records)
+    assert sum(each["requests"] for each in told) == len(records)
+    shown = CliRunner().invoke(app, ["top", "--once", "--url", str(server.base_url)], env={"COLUMNS": "250"}).output
+    for each in told:
+        row = rf"{each['reason']} +{each['requests']} +{each['computed']} +{each['at_best']}\b"
+        assert re.search(row, shown), (row, shown)
+
+
 def test_the_bar_of_a_request_is_its_prompt_and_its_spans_are_its_first_token(server: httpx.Client) -> None:
     for record in server.get("/v1/cache/requests").json()["data"]:
         assert sum(record["sources"].values()) == record["prompt_tokens"]

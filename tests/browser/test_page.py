@@ -166,6 +166,9 @@ def test_the_numbers_are_those_of_health_and_the_records(page: Any, server: http
     reasons = page.eval_on_selector_all(".breaker", "all => all.map(e => e.dataset.reason)")
     ranked = server.get("/v1/cache/overview").json()["breakers"]
     assert reasons == [each["reason"] for each in ranked] and {"clock changed", "tools changed"} <= set(reasons)
+    changes = page.eval_on_selector_all("#changes tbody tr", "all => all.map(e => e.dataset.reason)")
+    assert changes == [each["reason"] for each in server.get("/v1/cache/overview").json()["changes"]]
+    assert int(page.get_attribute("#running-most", "data-bytes")) == health["bytes_live_most"] > 0
 
 
 def test_a_request_shows_its_sources_its_spans_and_both_texts(page: Any, server: httpx.Client) -> None:

@@ -88,7 +88,7 @@ def _screen(look: Mapping[str, Any], *, rows: int, before: Mapping[str, Any] | N
     from rich.console import Group  # noqa: PLC0415
 
     told = look["overview"]
-    side = Columns([_memory(told), _breakers(told["breakers"])], padding=(0, 4))
+    side = Columns([_memory(told), _breakers(told["breakers"]), _changes(told["changes"])], padding=(0, 4))
     # About how many lines the rest of the screen takes.
     models: Sequence[Mapping[str, Any]] = told["models"]
     num_requests = max(5, min(20, rows - 34 - len(models)))
@@ -247,6 +247,18 @@ def _breakers(breakers: Sequence[Mapping[str, Any]]) -> "RenderableType":
     if not breakers:
         table.add_row("", "Nothing so far.")
     return table
+
+
+def _changes(changes: Sequence[Mapping[str, Any]]) -> "RenderableType":
+    from rich.table import Table  # noqa: PLC0415
+
+    table = Table(box=None, title="Computed", title_justify="left", title_style="bold", header_style="bright_black")
+    table.add_column("prompt")
+    for name in ("requests", "computed", "at best"):
+        table.add_column(name, justify="right")
+    for change in changes[:5]:
+        table.add_row(change["reason"], *(f"{change[name]:,}" for name in ("requests", "computed", "at_best")))
+    return table if changes else ""
 
 
 def _tree(tree: Mapping[str, Any], *, names_model: bool) -> "RenderableType":

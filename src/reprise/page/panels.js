@@ -15,7 +15,7 @@ export function overview(told) {
   last = told;
   hero(told);
   memory(told);
-  breakers(told.breakers);
+  breakers(told.breakers, told.changes);
   load(told.health, told.load);
   drafts(told.drafts);
 }
@@ -105,16 +105,24 @@ function budgetTable() {
     h("p", { class: "note" }, `Replayed from ${num(replayed.requests)} requests.`));
 }
 
-function breakers(list) {
+function breakers(list, changes) {
   const most = Math.max(...list.map((each) => each.seconds), 1e-9), told = new Set();
   // What several have in common is said once, where it cost most.
   const news = (notes) => notes.filter((note) => !told.has(note) && told.add(note));
-  put($("breakers-body"), list.length ? list.map((each) => h("div", { class: "breaker", "data-reason": each.reason },
+  put($("breakers-body"), [list.length ? list.map((each) => h("div", { class: "breaker", "data-reason": each.reason },
     h("h3", {}, each.reason, h("span", { "data-seconds": each.seconds }, seconds(each.seconds))),
     h("div", { class: "meter" }, h("span", { style: { width: `${(100 * each.seconds) / most}%` } })),
     h("p", { class: "note" }, `${many(each.requests, "request")}, ${many(each.tokens, "token")}. `, each.advice),
     each.actual_text && each.expected_text ? h("p", { class: "note mono clip", style: { "max-width": "100%" } }, oneLine(each.expected_text, 46), " → ", oneLine(each.actual_text, 46)) : null,
-    news(each.notes).slice(0, 2).map((note) => h("p", { class: "note" }, shown(note, 300))))) : h("p", { class: "empty" }, "Nothing so far: every chat continued where it left off."));
+    news(each.notes).slice(0, 2).map((note) => h("p", { class: "note" }, shown(note, 300))))) : h("p", { class: "empty" }, "Nothing so far: every chat continued where it left off."), changes.length ? changeTable(changes) : null]);
+}
+
+function changeTable(changes) {
+  const head = (name, cell = "num") => h("th", { class: cell, scope: "col" }, name);
+  return [h("h3", {}, "Computed, and what a cache without a bound would have"), h("table", { id: "changes" },
+    h("thead", {}, h("tr", {}, head("prompt", ""), head("requests"), head("computed"), head("at best"))),
+    h("tbody", {}, changes.map((each) => h("tr", { "data-reason": each.reason },
+      h("th", { scope: "row" }, each.reason), h("td", { class: "num" }, num(each.requests)), h("td", { class: "num" }, num(each.computed)), h("td", { class: "num" }, num(each.at_best))))))];
 }
 
 export function counters(health) {
