@@ -1,6 +1,7 @@
 """The order of jobs, admission and the bound of the queue."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -12,6 +13,7 @@ from reprise.schedule.state import (
     SchedulerLimits,
     SchedulerState,
     Speed,
+    Step,
     WaitingJob,
     retry_after_s,
 )
@@ -147,6 +149,48 @@ def test_settling_runs_in_short_chunks() -> None:
     settling = PrefillingJob(id="s", arrived_s=0, position=10, end=9000, is_settle=True)
     step = decide(SchedulerState(now_s=0, prefilling=(settling,), speed=SPEED), SchedulerLimits(max_stall_s=0.1))
     assert len(step.prefill[0]) == 96
+
+
+def beside_an_answer(**changed: Any) -> SchedulerState:
+    """An answer that decodes, and a settle of what it starts."""
+    settling = PrefillingJob(id="s", arrived_s=0, position=10, end=9000, is_settle=True, beside="d0")
+    return replace(SchedulerState(now_s=0, prefilling=(settling,), decoding=decoding(1), speed=SPEED), **changed)
+
+
+def test_what_the_only_answer_starts_is_settled_in_what_it_leaves_of_the_gap() -> None:
+    alone = decide(beside_an_answer(decoding=()), SchedulerLimits(max_stall_s=0.1))
+    step = decide(beside_an_answer(), SchedulerLimits(max_stall_s=0.1))
+    assert [group.ids for group in step.decode] == [("d0",)] and step.give_up == ()
+    assert 10 < step.prefill[0].stop <= alone.prefill[0].stop
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"waiting": (WaitingJob(id="a", arrived_s=0, prompt_len=10),)},
+        {"decoding": decoding(2)},
+        {"decoding": (DecodingJob(id="other", length=10),)},
+        {"num_others": 1},
+        {"is_closed": True},
+    ],
+)
+def test_it_is_given_up_for_anything_else(changed: dict[str, Any]) -> None:
+    assert decide(beside_an_answer(**changed), SchedulerLimits()) == Step(give_up=("s",))
+
+
+@pytest.mark.parametrize(
+    ("changed", "is_admitted"),
+    [({}, True), ({"beside": "other"}, False), ({"resume_at": 99}, False), ({"live_nbytes": 7}, False)],
+)
+def test_it_is_begun_where_there_is_room_and_something_to_compute(
+    changed: dict[str, Any], *, is_admitted: bool
+) -> None:
+    settle = replace(WaitingJob(id="s", arrived_s=0, prompt_len=100, is_settle=True, beside="d0"), **changed)
+    state = SchedulerState(now_s=0, waiting=(settle,), decoding=decoding(1), free_nbytes=6)
+    step = decide(state, SchedulerLimits())
+    assert step.admit == (("s",) if is_admitted else ())
+    assert is_admitted or [group.ids for group in step.decode] == [("d0",)]
+    assert decide(state, SchedulerLimits(max_batch=1)).admit == ()
 
 
 def test_nothing_to_do_is_idle() -> None:

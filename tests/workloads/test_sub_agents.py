@@ -1,5 +1,6 @@
 """Coding agents with sub-agents on a real server: what their headers and bodies say of them, and its effects."""
 
+import json
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -12,7 +13,7 @@ from typer.testing import CliRunner
 
 from reprise.chat.answer import Answer, ToolCall
 from reprise.cli.main import app
-from reprise.core.events import Event, FinishReason, Progress
+from reprise.core.events import Event, Finished, FinishReason, Progress
 from reprise.core.job import Job, Purpose
 from reprise.core.sizes import Bytes
 from tests.matrix import now_and_later, rows_now_and_later
@@ -206,7 +207,7 @@ def test_a_parent_that_waits_for_a_sub_agent_keeps_its_path(
         assert (main.ask("Found.").num_computed < 100) is has_ids
 
 
-@pytest.mark.parametrize(("name", "room"), rows_now_and_later([("llama", 3_000_000)], [("qwen3_5", 3_200_000)]))
+@pytest.mark.parametrize(("name", "room"), rows_now_and_later([("llama", 3_200_000)], [("qwen3_5", 3_300_000)]))
 @pytest.mark.parametrize("has_ids", now_and_later([True], [False]))
 def test_what_a_sub_agent_that_has_ended_left_goes_before_older_chats(
     models: dict[str, Path], name: str, room: int, *, has_ids: bool
@@ -290,6 +291,26 @@ def test_what_sub_agents_begin_with_is_computed_behind_the_answer_that_starts_th
     claude(settling).ask("Find out once more.", TASK)
     computed = [each.outcome.num_prefilled for each in settling.engine.of(Purpose.SETTLE) if "agent" in each.job.id]
     assert sum(computed) == len(begun.job.prompt), "what is there is not computed again"
+
+
+def test_it_is_computed_while_the_rest_of_the_call_is_written(settling: Serving) -> None:
+    engine, order = settling.engine, list[tuple[str, Event]]()
+    engine.holds = lambda job, event: bool(order.append((job.id, event)))
+    call = ToolCall(id="c", name="Task", arguments=json.dumps({"prompt": whole_prose()[:900]}))
+    settling.answer = Answer(content=None, reasoning="Help.", tool_calls=(call,))
+    main = opencode(settling)
+    main.history.append(said("Find out again."))
+    body = {**main.body(), "stream": True, "max_tokens": 900}
+    with settling.client.stream("POST", main.path, json=body, headers=dict(main.headers)) as response:
+        assert call.name in response.read().decode()
+    settling.wait_until_idle()
+    ended = [job_id for job_id, event in order if isinstance(event, Finished)]
+    (begun,) = [each for each in engine.of(Purpose.SETTLE) if "call0" in each.job.id]
+    (answer,) = engine.of(Purpose.GENERATE)
+    assert ended.index(begun.job.id) < ended.index(answer.job.id)
+    assert begun.outcome.num_prefilled == len(begun.job.prompt)
+    assert answer.reason is FinishReason.STOP
+    assert claude(settling, CHILDREN[1]).ask("Look, too.").num_reused == len(begun.job.prompt)
 
 
 def test_a_request_has_the_beginning_of_sub_agents_given_up_and_it_goes_on_behind(

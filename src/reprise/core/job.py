@@ -159,6 +159,9 @@ class Job:
     """Of SETTLE: the id of the request whose next turn this is."""
     calls_tool: bool | None = None
     """Of SETTLE: whether the answer to that request ends with a tool call."""
+    beside: str | None = None
+    """Of SETTLE: the job that starts what begins like this. While it decodes and nothing else is there, this may run,
+    too."""
     pin_for_s: float | None = None
     """How long EXPLICIT boundaries stay pinned, from when each is stored; infinity: until they are unpinned."""
     prompt_logprobs: int | None = None

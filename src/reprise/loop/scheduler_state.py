@@ -88,6 +88,7 @@ def _waiting(request: RunningRequest, phase: Waiting, sequences: SequencePool) -
         preempted_beside=phase.preempted_beside,
         is_auxiliary=request.is_auxiliary,
         is_settle=request.is_settle,
+        beside=request.job.beside,
     )
 
 
@@ -118,6 +119,7 @@ def _prefilling(request: RunningRequest, phase: Prefilling, layout: Layout, feat
         can_batch=_can_batch(request.position, layout),
         is_auxiliary=request.is_auxiliary,
         is_settle=request.is_settle,
+        beside=request.job.beside,
         is_restoring=request.is_restoring,
         may_sample=request.may_sample_at_once,
     )

@@ -67,17 +67,19 @@ def decide(state: SchedulerState, limits: SchedulerLimits) -> Step:
     """The next step.
 
     In this order: stop settling if there is a request; commit what others can resume from; admit the next job; run one
-    prefill pass and all decode groups; settle if there is nothing else. All decoding rows run in each step that
-    computes. O(waiting × running).
+    prefill pass and all decode groups; settle if there is nothing else, or nothing but the answer that starts what is
+    settled. All decoding rows run in each step that computes. O(waiting × running).
     """
     requests = _requests(state)
     is_busy = len(requests.waiting) + len(requests.prefilling) + len(requests.decoding) > 0
     if not is_busy:
         return Step() if state.is_closed else _settle(state, limits)
-    settling = tuple(job.id for job in state.prefilling if job.is_settle)
+    answer = _only_answer(requests)
+    settling = tuple(job.id for job in state.prefilling if job.is_settle and (answer is None or job.beside != answer))
     if settling:
         return Step(give_up=settling)
-    return _serve(requests, limits)
+    step = _serve(requests, limits)
+    return step if answer is None else _settle_beside(answer, step, state, limits)
 
 
 def _requests(state: SchedulerState) -> SchedulerState:
@@ -97,6 +99,30 @@ def _settle(state: SchedulerState, limits: SchedulerLimits) -> Step:
         job = min(state.waiting, key=lambda job: priority_of(job, state, limits))
         return Step(admit=(job.id,))
     return Step()
+
+
+def _only_answer(requests: SchedulerState) -> str | None:
+    """The job that decodes, if it is all that there is to do; of several models, of all of them."""
+    if requests.waiting or requests.prefilling or len(requests.decoding) != 1 or requests.num_others > 0:
+        return None
+    return None if requests.is_closed else requests.decoding[0].id
+
+
+def _settle_beside(answer: str, decode: Step, state: SchedulerState, limits: SchedulerLimits) -> Step:
+    """The step that decodes `answer`, and computes what it starts in what is left of the longest gap."""
+    running = [job for job in state.prefilling if job.beside == answer]
+    if running:
+        job = min(running, key=lambda job: priority_of(job, state, limits))
+        if job.is_restoring:
+            return decode
+        return replace(_pass((job,), {}, state, limits, must_be_short=True), decode=decode.decode)
+    # What is there needs no row, nor a copy of it.
+    waiting = [job for job in state.waiting if job.beside == answer and num_left(job) > 1]
+    if not waiting or limits.max_batch < 2:
+        return decode
+    job = min(waiting, key=lambda job: priority_of(job, state, limits))
+    has_room = state.free_nbytes is None or job.live_nbytes <= state.free_nbytes
+    return Step(admit=(job.id,)) if has_room else decode
 
 
 def _serve(state: SchedulerState, limits: SchedulerLimits) -> Step:

@@ -220,6 +220,8 @@ class WaitingJob:
     """A short request besides the chats (a title, tags): gives way for `SchedulerLimits.side_grace_s`."""
     is_settle: bool = False
     """Runs only while there is no request."""
+    beside: str | None = None
+    """Of a settle: the job beside whose decoding it may run, if there is no other request."""
 
     def __post_init__(self) -> None:
         # The last token is always computed: its logits start the decode.
@@ -250,6 +252,7 @@ class PrefillingJob:
     can_batch: bool = True
     is_auxiliary: bool = False
     is_settle: bool = False
+    beside: str | None = None
     is_restoring: bool = False
     """Its state is still being restored: it cannot run yet."""
     may_sample: bool = False

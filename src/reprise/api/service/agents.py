@@ -113,6 +113,11 @@ class Agents:
         agent.last_job, agent.has_tools, agent.calls, agent.has_ended = job_id, has_tools, None, False
         return Lineage(ended=_ended_below(known, caller.key), awaited=_awaited_above(known, agent))
 
+    def expected(self, tool: str, *, namespace: str) -> list[Prompt]:
+        """How what the next call of this tool starts will begin."""
+        found = self._namespaces[namespace].tools.get(tool[:_LONGEST_NAME]) if namespace in self._namespaces else None
+        return [] if found is None else list(_expected(found).values())[:_AT_ONCE]
+
     def forget(self, namespace: str) -> None:
         """Forget a namespace: nothing of what it has had is to be computed ahead."""
         self._namespaces.pop(namespace, None)

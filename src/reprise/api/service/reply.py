@@ -269,6 +269,10 @@ class ReplyHost(Protocol):
         """Called once, at the end of the reply's block."""
         ...
 
+    def called(self, reply: "Reply", call: ToolCallDelta, name: str) -> None:
+        """Called with the first piece of each call of a tool, and the tool's name."""
+        ...
+
     def gap(self, gap_s: float) -> None:
         """Called with the seconds between two tokens of an answer."""
         ...
@@ -409,6 +413,10 @@ class Reply:
                 match reply_event:
                     case Began():
                         self._cached[index] = reply_event.num_cached
+                    case AnswerDelta(deltas=deltas):
+                        for delta in deltas:
+                            if isinstance(delta, ToolCallDelta) and delta.name is not None:
+                                self._host.called(self, delta, delta.name)
                     case AnswerEnd():
                         await self._host.learn(self, run.choice)
                         self.ended.append(reply_event)

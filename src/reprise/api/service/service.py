@@ -13,7 +13,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
@@ -31,6 +31,7 @@ from reprise.api.service.records import Records, log_line, record_of
 from reprise.api.service.reply import Choice, Inbox, LoopClock, PrefillProgress, Reply
 from reprise.api.service.served import Served
 from reprise.api.service.settling import Settling
+from reprise.chat.answer import ToolCallDelta
 from reprise.chat.answers.answer_format import AnswerFormat
 from reprise.chat.grammars.tool_grammar import answer_grammar
 from reprise.chat.images import with_images
@@ -456,6 +457,35 @@ class ChatService:
         self._settling.forget(self.cache_namespace(namespace))
         self._agents.forget(namespace)
 
+    def called(self, reply: Reply, call: ToolCallDelta, name: str) -> None:
+        """Part of `ReplyHost`: compute how what this tool starts begins, while the rest of the call is written."""
+        request = reply.request
+        if request.num_choices == 1:
+            beginnings = self._agents.expected(name, namespace=request.namespace)
+            job_id = reply.running[0].job_id
+            self._settle_beginnings(beginnings, request, name=f"call{call.index}-agent", beside=job_id)
+
+    def _settle_beginnings(
+        self,
+        beginnings: Sequence[Prompt],
+        request: ServiceRequest,
+        *,
+        name: str,
+        beside: str | None = None,
+        as_of: int | None = None,
+    ) -> None:
+        if not self.settings.settles or self.is_closing:
+            return
+        for number, beginning in enumerate(beginnings):
+            self._settling.begin(
+                beginning,
+                request_id=f"{request.id}-{name}{number}",
+                namespace=self.cache_namespace(request.namespace),
+                owner=request.namespace,
+                beside=beside,
+                as_of=as_of,
+            )
+
     async def _settle(self, reply: Reply, as_of: int) -> None:
         """Queue the next turn's known prefix, for when nothing else waits. `as_of`: see `Settling.begin`.
 
@@ -466,15 +496,7 @@ class ChatService:
             return
         calls = [call.name for ended in reply.ended for call in ended.answer.tool_calls]
         beginnings = self._agents.answered(request.caller, rendered.prompt, calls, namespace=request.namespace)
-        if self.settings.settles and not self.is_closing:
-            for number, beginning in enumerate(beginnings):
-                self._settling.begin(
-                    beginning,
-                    request_id=f"{request.id}-agent{number}",
-                    namespace=self.cache_namespace(request.namespace),
-                    owner=request.namespace,
-                    as_of=as_of,
-                )
+        self._settle_beginnings(beginnings, request, name="agent", as_of=as_of)
         if not self.settings.settles or self.is_closing or not reply.request.generates:
             return
         # Of several answers it is unknown which one the chat continues.

@@ -74,12 +74,13 @@ class Settling:
         owner: str = "",
         chat: str | None = None,
         calls_tool: bool | None = None,
+        beside: str | None = None,
         as_of: int | None = None,
     ) -> None:
         """Queue a settle of `prompt`, which follows the answer to this request.
 
-        `calls_tool`: whether that answer ends with a tool call. `as_of`: `num_forgotten` of the namespace when the
-        answer ended. If it has changed, nothing is queued.
+        `calls_tool`: whether that answer ends with a tool call. `beside`: the job that still writes it. `as_of`:
+        `num_forgotten` of the namespace when the answer ended. If it has changed, nothing is queued.
         """
         if self._why_quiet() is not None:
             return
@@ -92,6 +93,7 @@ class Settling:
             chat=chat,
             follows=request_id,
             calls_tool=calls_tool,
+            beside=beside,
         )
         with self._lock:
             if as_of not in (None, self.num_forgotten(namespace)):
