@@ -8,9 +8,9 @@ the order of their times. The texts are made up, and each prompt is a chat that 
 send it. Each request goes to every server before the next one; nothing is computed while idle.
 
 `--room`: the memory for prefixes, in prompts as long as the longest; what runs comes on top, on every server, or with
-`--total` not on ours, whose bound counts it. Ours is played without a bound, too: what the bound alone costs is the
-difference. mlx-vlm's server takes part where the extra `vision` is installed, with its prefix cache on, which is off by
-default. `--vs`: another server with the same model and memory, which runs already.
+`--total` not on ours, whose bound counts it; how much it was at most is printed. Ours is played without a bound, too:
+what the bound alone costs is the difference. mlx-vlm's server takes part where the extra `vision` is installed, with
+its prefix cache on, which is off by default. `--vs`: another server with the same model and memory, which runs already.
 
 Computed ÷ oracle: the oracle remembers every prompt, and computes what none of them began with. Counts are exact; times
 are for comparison within a run.
@@ -308,6 +308,13 @@ def main() -> int:
             for tally in play(sides, requests):
                 asked = prompts[: len(tally.replies)]
                 print(tally.line(sum(least[: len(asked)]), sum(map(len, asked))))
+            for side in (ours, endless):
+                health = side.get("/health")
+                held = {use: health[f"bytes_{use}"] for use in ("kv", "snapshots", "live")}
+                print(
+                    f"\n{side.name}: at most {health['bytes_live_most']:,} bytes beside the cache; now "
+                    + ", ".join(f"{use} {nbytes:,}" for use, nbytes in held.items())
+                )
     return 0
 
 
