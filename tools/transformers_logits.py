@@ -24,6 +24,11 @@ FAMILIES = (
     "gemma4",
     "gemma4_shared",
     "lfm2_vl",
+    "pixtral",
+    "mistral3",
+    "glm4v",
+    "internvl_chat",
+    "minicpmv4_6",
 )
 NUM_KEPT = 24
 """Positions of which the logits are kept: the last of each image, and others at like distances."""
@@ -37,33 +42,65 @@ def give(folder: Path, family: str) -> None:
     """Write a model's weights as transformers names them, and the inputs of a prompt with two images."""
     import mlx.core as mx  # noqa: PLC0415 (the other environment has none)
 
-    from tests.vision.chats import as_vlm_reads_it, seeing  # noqa: PLC0415
+    from tests.vision.chats import as_vlm_reads_it, compared_pictures, seeing  # noqa: PLC0415
     from tests.vision.tiny import seeing_model  # noqa: PLC0415
 
     loaded = seeing(family)
-    prompt, ids, raw = as_vlm_reads_it(family)
+    prompt, ids, raw = as_vlm_reads_it(family, *compared_pictures(family))
     folder.mkdir(parents=True, exist_ok=True)
     config = json.loads((seeing_model(family) / "config.json").read_text())
     weights: dict[str, mx.array] = {}
     given = mx.load(str(seeing_model(family) / "model.safetensors"))
     assert isinstance(given, dict)
     for name, array in _with_joined_experts(given).items():
-        theirs, value = _theirs(config["model_type"], name, array)
-        weights[theirs] = mx.contiguous(value)
+        if config["model_type"] == "internvl_chat" and ".attn.qkv." in name:
+            # One matrix in mlx-vlm, three in transformers.
+            three = zip("qkv", mx.split(array, 3), strict=True)
+            named = {name.replace("qkv", f"{letter}_proj"): part for letter, part in three}
+        else:
+            named = {name: array}
+        for each, part in named.items():
+            their_name, value = _theirs(config["model_type"], each, part)
+            weights[their_name] = mx.contiguous(value)
     is_tied = "lm_head.weight" not in weights
-    (folder / "config.json").write_text(json.dumps(_their_config(config, is_tied=is_tied)))
+    assert loaded.text.images is not None
+    placeholder = loaded.text.images.expand(prompt.images[0].image).placeholder
+    theirs = _their_config(config, placeholder=placeholder, is_tied=is_tied)
+    (folder / "config.json").write_text(json.dumps(theirs))
     mx.save_safetensors(str(folder / "weights.safetensors"), weights, metadata={"format": "pt"})
     arrays = {name: np.array(value) for name, value in raw.items() if isinstance(value, mx.array)}
+    if isinstance(raw.get("tgt_sizes"), list):
+        # MiniCPM's: patches of the images of each prompt, which are one row in transformers.
+        arrays["pixel_values"] = np.concatenate([np.array(each) for each in raw["pixel_values"][0]], axis=-1)[None]
+        arrays["target_sizes"] = np.array(raw["tgt_sizes"][0])
     files = [image.image.content for image in prompt.images]
-    np.savez(folder / "inputs.npz", input_ids=ids[None], **arrays)
+    np.savez(folder / "inputs.npz", input_ids=np.where(prompt.tokens < 0, ids, prompt.tokens)[None], **arrays)
     for number, content in enumerate(files):
         (folder / f"image{number}.png").write_bytes(content)
     assert loaded.vision is not None
 
 
-def _their_config(config: dict[str, Any], *, is_tied: bool) -> dict[str, Any]:
+def _their_config(config: dict[str, Any], *, placeholder: int, is_tied: bool) -> dict[str, Any]:
     """The configuration with what transformers calls otherwise, or takes for granted."""
-    return {**config, "model_type": config["model_type"].replace("-", "_"), "tie_word_embeddings": is_tied}
+    theirs = {**config, "model_type": config["model_type"].replace("-", "_"), "tie_word_embeddings": is_tied}
+    match config["model_type"]:
+        case "pixtral":
+            # In transformers that is the tower alone, and a model with it is one of LLaVA's.
+            theirs |= {"model_type": "llava", "vision_feature_layer": -1, "vision_feature_select_strategy": "full"}
+        case "internvl_chat":
+            tower = {**theirs["vision_config"], "model_type": "internvl_vision", "attention_bias": True}
+            theirs |= {
+                "model_type": "internvl",
+                "text_config": theirs.pop("llm_config"),
+                "vision_config": tower,
+                "image_token_id": theirs["image_token_index"],
+            }
+        case "minicpmv4_6":
+            tower = {**theirs["vision_config"], "insert_layer_id": theirs["insert_layer_id"]}
+            theirs |= {"vision_config": tower, "image_token_id": placeholder}
+        case _:
+            pass
+    return theirs
 
 
 def _with_joined_experts(weights: dict[str, Any]) -> dict[str, Any]:
@@ -84,6 +121,24 @@ def _with_joined_experts(weights: dict[str, Any]) -> dict[str, Any]:
     return joined
 
 
+_INTERNVL = {
+    "vision_model.encoder.layers": "model.vision_tower.encoder.layer",
+    "vision_model.embeddings.class_embedding": "model.vision_tower.embeddings.cls_token",
+    "vision_model.embeddings.position_embedding": "model.vision_tower.embeddings.position_embeddings",
+    "vision_model.embeddings.patch_embedding": "model.vision_tower.embeddings.patch_embeddings.projection",
+    ".attn.proj.": ".attention.projection_layer.",
+    ".attn.": ".attention.",
+    ".norm1.": ".layernorm_before.",
+    ".norm2.": ".layernorm_after.",
+    ".ls1": ".lambda_1",
+    ".ls2": ".lambda_2",
+    "mlp1.0.": "model.multi_modal_projector.layer_norm.",
+    "mlp1.1.": "model.multi_modal_projector.linear_1.",
+    "mlp1.3.": "model.multi_modal_projector.linear_2.",
+}
+"""Names in OpenGVLab's files and mlx-vlm, and in transformers."""
+
+
 def _theirs(kind: str, name: str, array: Any) -> tuple[str, Any]:
     """A weight of mlx-vlm under its name and in its layout in transformers."""
     if array.ndim == 5:
@@ -99,12 +154,24 @@ def _theirs(kind: str, name: str, array: Any) -> tuple[str, Any]:
         "q_norm.weight",
         "k_norm.weight",
     )
-    if kind.startswith("qwen3_5") and array.ndim == 1 and name.startswith("language_model") and name.endswith(shifted):
+    if (
+        kind.startswith(("qwen3_5", "minicpm"))
+        and array.ndim == 1
+        and name.startswith("language_model")
+        and name.endswith(shifted)
+    ):
         # mlx-vlm multiplies by the weight, transformers by the weight and one.
         array = array - 1.0
     name = name.replace("language_model.lm_head", "lm_head").replace("language_model.model", "model.language_model")
     if kind.startswith(("qwen", "glm")):
         return name.replace("vision_tower", "model.visual"), array
+    if kind == "internvl_chat":
+        for ours, theirs in _INTERNVL.items():
+            name = name.replace(ours, theirs)
+        return name, array
+    if kind == "minicpmv4_6":
+        name = name.replace("vit_merger.", "vision_tower.vit_merger.")
+        return (f"model.{name}" if name.startswith(("merger.", "vision_tower.")) else name), array
     for part in ("vision_tower", "multi_modal_projector", "embed_vision"):
         name = f"model.{name}" if name.startswith(part) else name
     return name.replace("vision_tower.vision_model.", "vision_tower."), array
@@ -112,7 +179,7 @@ def _theirs(kind: str, name: str, array: Any) -> tuple[str, Any]:
 
 def keep(folder: Path, family: str) -> None:
     """Take over what was recorded, with what tells whether it is still of the same model and prompt."""
-    from tests.vision.chats import as_vlm_reads_it  # noqa: PLC0415
+    from tests.vision.chats import as_vlm_reads_it, compared_pictures  # noqa: PLC0415
     from tests.vision.tiny import digest_of_weights  # noqa: PLC0415
 
     recorded = folder / "logits.npz"
@@ -120,7 +187,7 @@ def keep(folder: Path, family: str) -> None:
         print(f"{family}: nothing was recorded")
         return
     logits = np.load(recorded)["logits"]
-    prompt, _, _ = as_vlm_reads_it(family)
+    prompt, _, _ = as_vlm_reads_it(family, *compared_pictures(family))
     assert len(logits) == len(prompt), family
     ends = {each.span.stop - 1 for each in prompt.images}
     at = np.array(sorted({*ends, *np.linspace(0, len(prompt) - 1, NUM_KEPT - len(ends)).astype(int).tolist()}))
@@ -169,8 +236,9 @@ def _inputs(folder: Path, raw: dict[str, Any]) -> dict[str, Any]:
     named["input_ids"], kind = named["input_ids"].long(), raw["model_type"]
     if "image_grid_thw" in named:
         named["image_grid_thw"] = named["image_grid_thw"].long()
-    placeholder = raw.get("image_token_id", raw.get("image_token_index"))
-    is_image = (named["input_ids"] == placeholder).long()
+    is_image = (named["input_ids"] == raw.get("image_token_id", raw.get("image_token_index", -1))).long()
+    if kind == "internvl":
+        named["pixel_values"] = named["pixel_values"].flatten(0, -4)
     if kind == "gemma3":
         named["token_type_ids"] = is_image
     elif kind.startswith(("qwen", "glm")) or kind == "gemma4":

@@ -65,12 +65,11 @@ def prompt_of(loaded: LoadedModel, *turns: Sequence[Part] | str) -> Prompt:
     return Prompt(tokens=join_tokens(*pieces), images=tuple(seen))
 
 
-def as_vlm_reads_it(family: str) -> tuple[Prompt, np.ndarray, dict[str, Any]]:
+def as_vlm_reads_it(family: str, *images: ImageFile) -> tuple[Prompt, np.ndarray, dict[str, Any]]:
     """A prompt with two images as we make it, and its tokens and further inputs as mlx-vlm does."""
     from mlx_vlm.utils import load_processor, prepare_inputs  # noqa: PLC0415 (takes seconds)
 
-    loaded = seeing(family)
-    images = (picture(1), picture(2, 64, 128))
+    loaded, images = seeing(family), images or (picture(1), picture(2, 64, 128))
     prompt = prompt_of(loaded, ["One: ", images[0], " two: ", images[1], "Compare."])
     content: list[dict[str, str]] = [
         {"type": "text", "text": "One: "},
@@ -85,6 +84,12 @@ def as_vlm_reads_it(family: str) -> tuple[Prompt, np.ndarray, dict[str, Any]]:
     raw = dict(prepare_inputs(processor, images=[pixels_of(image) for image in images], prompts=text))
     ids = np.array(raw.pop("input_ids")).reshape(-1)
     return prompt, ids, {name: value for name, value in raw.items() if value is not None}
+
+
+def compared_pictures(family: str) -> tuple[ImageFile, ...]:
+    """The pictures of the prompt whose logits are compared with transformers'."""
+    # Of the tower's own size: for others, GLM's positions are found in another way by mlx-vlm (`docs/images.md`).
+    return (picture(1, 112, 112), picture(2, 112, 112)) if family == "glm4v" else (picture(1), picture(2, 64, 128))
 
 
 def a_seeing_job(prompt: Prompt, *, num: int = 8, **more: Any) -> Job:

@@ -360,13 +360,15 @@ def _pixtral_vision(patch: int) -> dict[str, Any]:
         "image_size": 128,
         "patch_size": patch,
         "num_channels": 3,
+        # What published towers have and mlx-vlm takes for granted; transformers takes another for granted.
+        "hidden_act": "silu",
     }
 
 
-def _pixtral(kind: str, text: Mapping[str, Any], **more: Any) -> Callable[[Ids], dict[str, Any]]:
+def _pixtral(kind: str, **more: Any) -> Callable[[Ids], dict[str, Any]]:
     return lambda of: {
         "model_type": kind,
-        "text_config": {**_SIZES, "model_type": "mistral", "num_hidden_layers": 2, **text},
+        "text_config": {**_SIZES, "model_type": "mistral", "num_hidden_layers": 2, "rope_theta": 10000.0},
         "vision_config": _pixtral_vision(16),
         "image_token_index": of("[IMG]"),
         "eos_token_id": of("<|im_end|>"),
@@ -382,6 +384,7 @@ def _glm4v(of: Ids) -> dict[str, Any]:
             **{name: value for name, value in _SIZES.items() if name != "head_dim"},
             "model_type": "glm4v_text",
             "num_hidden_layers": 2,
+            "partial_rotary_factor": 0.5,
             "rope_scaling": {"rope_type": "default", "mrope_section": [1, 1, 2]},
             "eos_token_id": [of("<|im_end|>")],
             "pad_token_id": of("<|endoftext|>"),
@@ -413,7 +416,7 @@ def _glm4v(of: Ids) -> dict[str, Any]:
 def _internvl(of: Ids) -> dict[str, Any]:
     return {
         "model_type": "internvl_chat",
-        "llm_config": {**_SIZES, "model_type": "qwen2", "num_hidden_layers": 2},
+        "llm_config": {**_SIZES, "model_type": "qwen2", "num_hidden_layers": 2, "rope_theta": 10000.0},
         "vision_config": {
             "model_type": "intern_vit_6b",
             "hidden_size": 32,
@@ -628,7 +631,7 @@ FURTHER: Mapping[str, SeeingFamily] = {
         markup=_marks("[IMG]", "[IMG_BREAK]", "[IMG_END]"),
         eos="<|im_end|>",
         template=_chat("[IMG]"),
-        config=_pixtral("pixtral", {}),
+        config=_pixtral("pixtral"),
         files={
             "preprocessor_config.json": {"patch_size": 16, "size": {"longest_edge": 128}, **_NORMALISED},
             "processor_config.json": {"patch_size": 16},
@@ -638,7 +641,7 @@ FURTHER: Mapping[str, SeeingFamily] = {
         markup=_marks("[IMG]", "[IMG_BREAK]", "[IMG_END]"),
         eos="<|im_end|>",
         template=_chat("[IMG]"),
-        config=_pixtral("mistral3", {"rope_theta": 10000.0}, spatial_merge_size=2, vision_feature_layer=-1),
+        config=_pixtral("mistral3", spatial_merge_size=2, vision_feature_layer=-1),
         files={
             "preprocessor_config.json": {"patch_size": 16, "size": {"longest_edge": 128}, **_NORMALISED},
             "processor_config.json": {"patch_size": 16, "spatial_merge_size": 2},
