@@ -1,87 +1,115 @@
-"""Agents and client libraries, unmodified, with an image: it stays in the prompt as the chat goes on.
+"""Agents and client libraries, unmodified, with an image, against the real server and a tiny model that sees.
 
-The words of the model are given, and the engine computes nothing: what is looked at are the prompts. An agent that
-changes an image's bytes, its place or what stands before it from one request to the next would pay for it each time.
+The words of the model are given; the server computes them and the images. What is looked at: each image is encoded
+once, and from the second request with it on only what is new is computed.
 """
 
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from reprise.chat.answer import Answer, ToolCall
 from reprise.chat.images import shown
 from reprise.cli.agents import AGENTS, ServerAddress
-from reprise.core.job import Job, Purpose
-from reprise.core.prompt import BoundaryKind
-from reprise.core.settings import Settings
-from reprise.core.tokens import common_prefix
+from reprise.core.job import Job
+from reprise.lab.demo.tiny.build import thinking_template
+from reprise.lab.demo.tiny.tokenizer import MARKUP
 from tests.agents.packages import installed, python_with
 from tests.agents.recording import ExchangeRecorder, recording, write
 from tests.agents.test_real_agents import CLAUDE, PACKAGES, run
 from tests.agents.test_real_clients import AI_SDK, CLIENTS, PYPI
-from tests.api.fake_backend import FakeBackend
-from tests.api.server_thread import ServerThread
-from tests.api.servers import MODEL, make_service
-from tests.chat.seeing import seeing
 from tests.pictures import png
+from tests.vision.families import FAMILIES
+from tests.vision.tiny import write_seeing_model
+from tests.workloads.serving import Serving, serving, spoken
 
+pytest.importorskip("mlx_vlm", reason="the extra `vision` is not installed")
 pytestmark = pytest.mark.agents
 
 TASK = "What is on a.png?"
 ANSWER = "It is red."
-TOOL_TURN = "<|im_start|>tool\n"
 CONTEXT = 262_144
+CLINE = {"cline": "3.0.65"}
+SLACK = 8
+"""Tokens of a generation prompt, which is no part of the next request."""
+
+
+def model_for_agents(directory: Path) -> Path:
+    """A tiny Qwen3.5 that sees, thinks and calls tools, with room for what agents send."""
+    family = FAMILIES["qwen3_5"]
+    refusal = "{{- raise_exception('This model reads text only.') -}}"
+    template = thinking_template()
+    assert refusal in template
+
+    def config(of: Any) -> dict[str, Any]:
+        made = family.config(of)
+        return {**made, "text_config": {**made["text_config"], "max_position_embeddings": CONTEXT}}
+
+    made = replace(
+        family,
+        markup=tuple(dict.fromkeys((*family.markup, *MARKUP))),
+        template=template.replace(refusal, "{{- '<|vision_start|><|image_pad|><|vision_end|>' -}}"),
+        config=config,
+    )
+    write_seeing_model(directory, made)
+    return directory
 
 
 class SeenRequests:
-    """A server of a model that sees, whose words are given: calls of a tool, one after the other, and an answer."""
+    """A server whose model says calls of a tool, one after the other, and then an answer."""
 
-    def __init__(self) -> None:
-        self.text = seeing()
+    def __init__(self, server: Serving) -> None:
+        self.server = server
         self.calls: list[Mapping[str, object]] = []
         self.tool = ""
-        self.backend = FakeBackend(script=self.says)
-        settings = Settings(model=MODEL, accepts_any_model=True)
-        service = make_service(self.backend, settings=settings, text=self.text, context=CONTEXT)
-        self.server = ServerThread(service, settings)
-        self.address = ServerAddress(url=self.server.url, api_key="none", model="tiny", context=CONTEXT, sees=True)
+        server.client.delete("/v1/cache").raise_for_status()
+        server.engine.says = self.says
+        self._before = {record["id"] for record in self._records()}
+        url = str(server.client.base_url).rstrip("/")
+        self.address = ServerAddress(url=url, api_key="none", model="tiny", context=CONTEXT, sees=True)
 
-    def says(self, job: Job) -> list[int]:
-        text = shown(job.prompt.tokens, self.text.decode, images=job.prompt.images)
-        number = text.count(TOOL_TURN)
+    def says(self, job: Job) -> str:
+        text = shown(job.prompt.tokens, self.server.service.served.text.decode, images=job.prompt.images)
+        number = text.count("<tool_response>\n")
         if number >= len(self.calls) or f'"{self.tool}"' not in text:
-            return self.text.encode(f"{ANSWER}<|im_end|>")
-        call = json.dumps({"name": self.tool, "arguments": self.calls[number]})
-        return self.text.encode(f"<tool_call>{call}</tool_call><|im_end|>")
+            return spoken(Answer(content=ANSWER, reasoning="That was all."))
+        call = ToolCall(id="call", name=self.tool, arguments=json.dumps(self.calls[number]))
+        return spoken(Answer(content=None, reasoning="I should look.", tool_calls=(call,)))
 
-    def prompts(self, num: int) -> list[Job]:
-        """The prompts of the task, in order, with an image in the last `num` of them."""
-        jobs = [job for job in self.backend.of(Purpose.GENERATE) if job.prompt.images]
-        assert len(jobs) >= num
-        return jobs[-num:]
+    def records(self) -> list[dict[str, Any]]:
+        """Of the requests since this was made, oldest first."""
+        self.server.wait_until_idle()
+        return [record for record in self._records() if record["id"] not in self._before]
 
-    def close(self) -> None:
-        self.server.stop()
-        self.backend.stop()
+    def _records(self) -> list[dict[str, Any]]:
+        return self.server.client.get("/v1/cache/requests", params={"limit": 200}).json()["data"][::-1]
 
 
 @pytest.fixture(scope="module")
-def programs() -> Path:
-    return installed("agents", PACKAGES) / "node_modules"
-
-
-@pytest.fixture
 def recorder() -> Iterator[ExchangeRecorder | None]:
     with recording() as made:
         yield made
 
 
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory, recorder: ExchangeRecorder | None) -> Iterator[Serving]:
+    model = model_for_agents(tmp_path_factory.mktemp("model") / "tiny")
+    with serving(model, accepts_any_model=True, max_context=CONTEXT) as made:
+        yield made
+
+
 @pytest.fixture
-def seen(recorder: ExchangeRecorder | None) -> Iterator[SeenRequests]:
-    made = SeenRequests()
-    yield made
-    made.close()
+def seen(server: Serving) -> SeenRequests:
+    return SeenRequests(server)
+
+
+@pytest.fixture(scope="module")
+def programs() -> Path:
+    return installed("agents", PACKAGES) / "node_modules"
 
 
 @pytest.fixture
@@ -91,20 +119,32 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def assert_goes_on(before: Job, after: Job) -> None:
-    """The later prompt has all of the earlier one that its template says will stay, and the image in its place."""
-    stable = [b.position for b in before.prompt.boundaries if b.kind is BoundaryKind.STABLE]
-    shared = common_prefix(before.prompt.tokens, after.prompt.tokens)
-    assert shared >= min(stable)
-    assert before.prompt.images[0].span == after.prompt.images[0].span
-    assert before.prompt.images[0].image == after.prompt.images[0].image
-    assert shared >= before.prompt.images[-1].span.stop
+def assert_goes_on(seen: SeenRequests, name: str, *, num_images: int = 1) -> None:
+    """The image is encoded once and stays in its place, and each request computes what is new in it."""
+    records = [record for record in seen.records() if record["images"] or record["prompt_tokens"] > 5000]
+    loop = [record for record in records if record["error"] is None]
+    with_image = [record for record in loop if record["images"]]
+    assert len(with_image) >= 2, [(record["api"], record["images"]) for record in records]
+    assert sum(record["images_encoded"] for record in with_image) <= num_images
+    first, *later = with_image
+    for before, after in zip(loop, loop[1:], strict=False):
+        if after["images"]:
+            assert after["prefilled"] <= after["prompt_tokens"] - before["prompt_tokens"] + SLACK, (before, after)
+    for record in later:
+        assert record["images_encoded"] == 0
+        assert all(image["reused"] for image in record["images"])
+        assert record["images"][0] | {"ms": 0} == first["images"][0] | {"ms": 0, "reused": True}
+    last = later[-1]
+    print(f"\n{name}: {last['prefilled']:,} of {last['prompt_tokens']:,} tokens computed")
 
 
 def keep(recorder: ExchangeRecorder | None, name: str, version: str, seen: SeenRequests, folder: Path) -> None:
     calls = json.loads(json.dumps(seen.calls).replace(str(folder), "/project"))
-    answers = [{"reasoning": None, "content": None, "calls": [{"name": seen.tool, "arguments": c}]} for c in calls]
-    answers.append({"reasoning": None, "content": ANSWER, "calls": []})
+    answers: list[dict[str, Any]] = [
+        {"reasoning": "I should look.", "content": None, "calls": [{"name": seen.tool, "arguments": call}]}
+        for call in calls
+    ]
+    answers.append({"reasoning": "That was all.", "content": ANSWER, "calls": []})
     write(recorder, name, source=f"{version}, recorded and trimmed: an image", answers=answers, tool=seen.tool)
 
 
@@ -128,7 +168,7 @@ def test_claude_code_reads_an_image(
         IS_SANDBOX="1",
     )
     assert json.loads(told)["result"] == ANSWER
-    assert_goes_on(*seen.prompts(2))
+    assert_goes_on(seen, "Claude Code 2.1.330")
     keep(recorder, "claude_code_2_1_330", "Claude Code 2.1.330", seen, folder)
 
 
@@ -148,7 +188,7 @@ def test_codex_is_given_an_image(
     codex = [str(programs / ".bin" / "codex"), "exec", "--skip-git-repo-check", "--sandbox", "danger-full-access"]
     told = run([*codex, "-i", str(folder / "a.png"), "--", TASK], folder, home)
     assert ANSWER in told
-    assert_goes_on(*seen.prompts(2))
+    assert_goes_on(seen, "Codex 0.169.0")
     keep(recorder, "codex_0_169", "Codex 0.169.0", seen, folder)
 
 
@@ -172,7 +212,7 @@ def test_opencode_reads_an_image(
         **AGENTS["opencode"].command(seen.address).variables,
     )
     assert ANSWER in told
-    assert_goes_on(*seen.prompts(2))
+    assert_goes_on(seen, "OpenCode 1.18.33")
     keep(recorder, "opencode_1_18_33", "OpenCode 1.18.33", seen, folder)
 
 
@@ -197,9 +237,9 @@ def test_a_library_goes_on_about_an_image(
         command = ["node", str(project / script)]
     else:
         command = [str(python_with(library, PYPI[library])), str(file)]
-    told = run([*command, seen.server.url, str(folder / "a.png"), *([provider] if provider else [])], folder, folder)
+    told = run([*command, seen.address.url, str(folder / "a.png"), *([provider] if provider else [])], folder, folder)
     assert told.strip() == ANSWER
-    assert_goes_on(*seen.prompts(2))
     name = "_".join(filter(None, (library.replace("-", "_"), provider)))
-    answers = [{"reasoning": None, "content": ANSWER, "calls": []}] * 2
+    assert_goes_on(seen, name)
+    answers = [{"reasoning": "That was all.", "content": ANSWER, "calls": []}] * 2
     write(recorder, name, source=f"{library}, recorded and trimmed: an image", answers=answers)
