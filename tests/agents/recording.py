@@ -25,7 +25,6 @@ from tests.workloads.made import places
 VARIABLE = "REPRISE_RECORD"
 _PATHS = ("/v1/chat/completions", "/v1/responses", "/v1/messages", "/api/chat")
 _NUM_CHARS = 120
-"""Of each text."""
 _KEPT_TOOLS = 2
 
 
@@ -95,15 +94,19 @@ def write(
     source: str,
     answers: list[Mapping[str, Any]],
     tool: str | None = None,
+    num_chars: int = _NUM_CHARS,
 ) -> None:
-    """Keep the loop that came since the last time: a request for each answer, all with the tool `tool`, if any."""
+    """Keep the loop that came since the last time: a request for each answer, all with the tool `tool`, if any.
+
+    `num_chars`: of each text of a message.
+    """
     if recorder is None:
         return
     came = recorder.take()
     pairs = [pair for pair in came if tool is None or tool in {_name(one) for one in pair[1].get("tools") or ()}]
     path = pairs[0][0]
     told = [text for _, _, text in pairs[: len(answers)]]
-    requests = [trimmed(request, tool=tool) for _, request, _ in pairs[: len(answers)]]
+    requests = [trimmed(request, tool=tool, num_chars=num_chars) for _, request, _ in pairs[: len(answers)]]
     texts = [json.dumps(request, ensure_ascii=False) for request in requests]
     for number, text in enumerate(told):
         for place, value in places(number, text).items():
@@ -113,28 +116,32 @@ def write(
     target.write_text(json.dumps(kept | {"requests": [json.loads(text) for text in texts]}, indent=1) + "\n")
 
 
-def trimmed(request: Mapping[str, Any], *, tool: str | None) -> dict[str, Any]:
+def trimmed(request: Mapping[str, Any], *, tool: str | None, num_chars: int = _NUM_CHARS) -> dict[str, Any]:
     """The request with short texts, and few tools: `tool` among them."""
-    kept = {key: _short(value) for key, value in request.items() if key != "tools"}
+    kept = {
+        key: _short(value, num_chars if key in ("messages", "input") else _NUM_CHARS)
+        for key, value in request.items()
+        if key != "tools"
+    }
     tools = cast("list[dict[str, Any]]", request.get("tools") or [])
     called = [one for one in tools if _name(one) == tool]
     others = [one for one in tools if _name(one) != tool][: _KEPT_TOOLS - 1]
-    return kept | ({"tools": [_short(one) for one in (*called, *others)]} if tools else {})
+    return kept | ({"tools": [_short(one, _NUM_CHARS) for one in (*called, *others)]} if tools else {})
 
 
 def _name(tool: Mapping[str, Any]) -> str:
     return tool.get("name") or tool.get("function", {}).get("name") or ""
 
 
-def _short(value: Any) -> Any:
+def _short(value: Any, num_chars: int) -> Any:
     match value:
         case str():
-            is_whole = len(value) <= _NUM_CHARS or _is_sealed(value) or _is_image(value)
-            return _anonymous(value if is_whole else value[:_NUM_CHARS])
+            is_whole = len(value) <= num_chars or _is_sealed(value) or _is_image(value)
+            return _anonymous(value if is_whole else value[:num_chars])
         case list():
-            return [_short(one) for one in cast("list[Any]", value)]
+            return [_short(one, num_chars) for one in cast("list[Any]", value)]
         case dict():
-            return {key: _short(one) for key, one in cast("dict[str, Any]", value).items()}
+            return {key: _short(one, num_chars) for key, one in cast("dict[str, Any]", value).items()}
         case _:
             return value
 
