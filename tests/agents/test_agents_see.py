@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from reprise.chat.answer import Answer, ToolCall
@@ -26,6 +27,8 @@ from reprise.lab.demo.tiny.build import thinking_template
 from reprise.lab.demo.tiny.tokenizer import MARKUP
 from tests.agents.packages import installed, python_with
 from tests.agents.recording import ExchangeRecorder, recording, write
+from tests.agents.test_open_webui import LEFT_OUT, open_webui
+from tests.agents.test_open_webui import VERSION as OPEN_WEBUI
 from tests.agents.test_real_agents import CLAUDE, PACKAGES, run
 from tests.agents.test_real_clients import AI_SDK, CLIENTS, PYPI
 from tests.pictures import png
@@ -245,6 +248,13 @@ def test_cline_reads_images(
     keep(recorder, "cline_3_0_65", "Cline 3.0.65", seen, folder)
 
 
+def program_of_chromium() -> str:
+    program = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if program is None:
+        pytest.skip("needs Chromium: apt-get install chromium")
+    return program
+
+
 @contextmanager
 def pages(folder: Path) -> Generator[str]:
     """The address at which a browser finds the files of this folder."""
@@ -270,9 +280,7 @@ def test_browser_use_sends_screenshots(
 
     So what stands behind the history is computed on each request, and a page that did not change is not encoded again.
     """
-    program = shutil.which("chromium") or shutil.which("google-chrome")
-    if program is None:
-        pytest.skip("needs Chromium")
+    program = program_of_chromium()
     for name, color in (("a", "#c81e1e"), ("b", "#1e1ec8")):
         (folder / f"{name}.html").write_text(f"<body style='background: {color}'><h1>Page {name}</h1></body>")
     python = python_with("browser-use", (f"browser-use=={BROWSER_USE}",))
@@ -308,6 +316,50 @@ def test_browser_use_sends_screenshots(
     kept = [{"reasoning": answer.reasoning, "content": answer.content, "calls": []} for answer in answers]
     name = f"browser_use_{BROWSER_USE.replace('.', '_')}"
     write(recorder, name, source=f"browser-use {BROWSER_USE}, recorded: screenshots", answers=kept, num_chars=1100)
+
+
+def test_an_image_is_uploaded_to_open_webui(
+    seen: SeenRequests, folder: Path, tmp_path_factory: pytest.TempPathFactory, recorder: ExchangeRecorder | None
+) -> None:
+    """On its own page, with the title, tags and follow-ups that it asks for in between."""
+    playwright = pytest.importorskip("playwright.sync_api")
+    chromium = program_of_chromium()
+    python = python_with("open-webui", (f"open-webui=={OPEN_WEBUI}",), without=LEFT_OUT)
+    user = {"name": "User", "email": "user@example.org", "password": "a password"}
+    with (
+        open_webui(python, tmp_path_factory.mktemp("data"), url=seen.address.url) as address,
+        playwright.sync_playwright() as driver,
+    ):
+        token = httpx.post(f"{address}/api/v1/auths/signup", json=user, timeout=120).raise_for_status().json()["token"]
+        browser = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        page = browser.new_page()
+        page.goto(f"{address}/auth")
+        page.evaluate("token => { localStorage.token = token; }", token)
+        page.goto(address)
+        # What is new in this version.
+        news = page.get_by_role("dialog")
+        news.get_by_role("button").last.click()
+        news.wait_for(state="hidden")
+        with page.expect_response(lambda response: "/api/v1/files" in response.url):
+            page.locator("input[type=file]").first.set_input_files(folder / "a.png")
+        for number, question in enumerate((TASK, "Are you sure?"), 1):
+            page.click("#chat-input")
+            page.keyboard.type(question)
+            page.keyboard.press("Enter")
+            page.wait_for_function(
+                "([words, num]) => document.body.innerText.split(words).length > num", arg=[ANSWER, number]
+            )
+            seen.server.wait_until_idle()
+        browser.close()
+    assert_goes_on(seen, f"Open WebUI {OPEN_WEBUI}")
+    answers = [{"reasoning": "That was all.", "content": ANSWER, "calls": []}] * 2
+    write(
+        recorder,
+        f"open_webui_{OPEN_WEBUI.replace('.', '_')}",
+        source=f"Open WebUI {OPEN_WEBUI}, recorded and trimmed: an upload on its page",
+        answers=answers,
+        tool="get_current_timestamp",
+    )
 
 
 OLLAMA_JS = {"ollama": "0.6.4"}

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.agents
 VERSION = "0.12.4"
 SAID = "Baikal, I think."
 _START_S = 240
-_LEFT_OUT = ("torch", "accelerate", "sentence-transformers", "faster-whisper")
+LEFT_OUT = ("torch", "accelerate", "sentence-transformers", "faster-whisper")
 """For searching documents by meaning, and for speech."""
 
 
@@ -73,7 +73,7 @@ def _answers(address: str) -> bool:
 
 
 def test_a_chat_computes_what_is_new(tmp_path: Path) -> None:
-    python = python_with("open-webui", (f"open-webui=={VERSION}",), without=_LEFT_OUT)
+    python = python_with("open-webui", (f"open-webui=={VERSION}",), without=LEFT_OUT)
     with serving(tiny_model("qwen3_5"), accepts_any_model=True, max_context=8192) as server:
 
         def says(job: Job) -> str:
