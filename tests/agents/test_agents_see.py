@@ -131,7 +131,11 @@ def folder(tmp_path: Path) -> Path:
 
 def assert_goes_on(seen: SeenRequests, name: str) -> None:
     """Each image is encoded once at most and stays in its place, and each request computes what is new in it."""
-    records = [record for record in seen.records() if record["images"] or record["prompt_tokens"] > 5000]
+    # A chat's title is a request of its own: for agents a short one, perhaps with the image.
+    is_agent = seen.tool != ""
+    records = [
+        record for record in seen.records() if record["prompt_tokens"] > 5000 or (record["images"] and not is_agent)
+    ]
     loop = [record for record in records if record["error"] is None]
     assert sum(record["images"] != [] for record in loop) >= 2, [(one["api"], one["images"]) for one in records]
     for before, after in itertools.pairwise(loop):

@@ -299,6 +299,7 @@ def test_why_behind_a_changed_image_all_is_computed() -> None:
     assert explanation.expected_text.startswith("[image 48 x 32]")
     assert explanation.actual_text.startswith("[image 64 x 16]")
     assert explanation.part is not None and explanation.part.index == 1
+    assert "Another image (64 x 16) stands where 48 x 32 stood" in explanation.advice
 
 
 def test_why_behind_an_image_that_was_left_out_all_is_computed() -> None:
@@ -316,8 +317,10 @@ def test_a_screenshot_that_is_encoded_again_is_noted() -> None:
     model = seeing()
     before = ChatRequest(messages=(shows("Look.", picture("one")), assistant("Yes."), user("And?")))
     now = ChatRequest(messages=(shows("Look.", picture("two")), *before.messages[1:], assistant("No."), user("Why?")))
-    notes = compare_requests(model, before, now).notes
-    assert any("encodes an image again" in note for note in notes)
+    compared = compare_requests(model, before, now)
+    assert any("encodes an image again" in note for note in compared.notes)
+    assert "Another image of 48 x 32 stands where one of this size stood" in compared.explanation.advice
+    assert "it should send the same bytes" in compared.explanation.advice
     assert not any("encodes an image again" in note for note in compare_requests(model, before, before).notes)
 
 

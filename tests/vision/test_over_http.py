@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 import reprise
+from reprise.api.service.records import record_lines
 from reprise.api.service.served import served_model
 from reprise.api.service.service import ChatService
 from reprise.core.settings import Settings
@@ -197,6 +198,17 @@ def test_images_are_shown_in_the_tree_and_a_damaged_one_is_a_sentence() -> None:
         assert text.count("[image 96 x 64]") == 1
         damaged = client.post("/v1/chat/completions", json={"messages": [shows("Look: ", ONE[:200])]})
         assert damaged.status_code == 400 and "decoded" in damaged.text
+
+
+def test_explain_names_the_images_and_what_encoding_took() -> None:
+    with seeing_server("qwen3_vl") as client:
+        answer(client, [shows("Look: ", ONE, "What is on it?")])
+        first = latest(client)
+        answer(client, [shows("Look here: ", ONE, "What is on it?")])
+        told = ["\n".join(record_lines(record)) for record in (first, latest(client))]
+        for text, num_encoded in zip(told, (1, 0), strict=True):
+            assert f"image 96 x 64 ({first['images'][0]['digest']}) at token " in text
+            assert f"images encoded: {num_encoded}, in " in text
 
 
 def test_the_library_shows_images() -> None:

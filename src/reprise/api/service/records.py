@@ -188,16 +188,23 @@ def record_lines(record: Mapping[str, Any]) -> list[str]:
             f"request, and {record['loaded']:,} were read from disk",
             f"reason: {record['reason']}",
         ]
-        lines += [_image_line(image) for image in record.get("images", ())]
+        lines += _image_lines(record)
     if record.get("audit"):
         lines.append(f"audit: {', '.join(record['audit'])}")
     return [*lines, *explanation_lines(record)]
 
 
-def _image_line(image: Mapping[str, Any]) -> str:
-    where = f"token {image['start']:,}"
-    how = "reused" if image["reused"] else "computed"
-    return f"image {image['width']} x {image['height']} at {where}: {image['tokens']:,} tokens, {how}"
+def _image_lines(record: Mapping[str, Any]) -> list[str]:
+    """A line for each image, and one for what the tower did. An image may be prefilled again without being encoded."""
+    images = record.get("images", ())
+    lines = [
+        f"image {image['width']} x {image['height']} ({image['digest']}) at token {image['start']:,}: "
+        f"{image['tokens']:,} tokens, {'reused' if image['reused'] else 'computed'}"
+        for image in images
+    ]
+    if images and (spans := record.get("spans")) is not None:
+        lines.append(f"images encoded: {record['images_encoded']}, in {1000 * spans['images']:.0f} ms")
+    return lines
 
 
 def explanation_lines(body: Mapping[str, Any]) -> list[str]:

@@ -248,12 +248,31 @@ def _of(accounts: Sequence[ComputedSpan], divergence: Divergence | None = None) 
     return Explanation(
         reason=main.reason,
         accounts=shown,
-        advice=ADVICE[main.reason],
+        advice=_advice(main.reason, divergence),
         diverged_at=divergence.position,
         part=divergence.part,
         shared_text=divergence.shared_text,
         expected_text=divergence.expected_text,
         actual_text=divergence.actual_text,
+    )
+
+
+def _advice(reason: Reason, divergence: Divergence) -> str:
+    """The advice about a divergence: with the sizes of two images, where one stands in the other's place."""
+    now = image_at(divergence.rendered.prompt.images, divergence.position)
+    previous = divergence.previous
+    stood = None if previous is None else image_at(previous.prompt.images, divergence.position)
+    if reason is not Reason.IMAGE_CHANGED or now is None or stood is None:
+        return ADVICE[reason]
+    (width, height), before = ((each.image.width, each.image.height) for each in (now, stood))
+    if (width, height) != before:
+        return (
+            f"Another image ({width} x {height}) stands where {before[0]} x {before[1]} stood, so everything behind it "
+            "is computed again."
+        )
+    return (
+        f"Another image of {width} x {height} stands where one of this size stood, so everything behind it is computed "
+        "again. If it is the same picture, the client encodes it again on each request: it should send the same bytes."
     )
 
 
