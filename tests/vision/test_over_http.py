@@ -200,6 +200,16 @@ def test_images_are_shown_in_the_tree_and_a_damaged_one_is_a_sentence() -> None:
         assert damaged.status_code == 400 and "decoded" in damaged.text
 
 
+def test_a_cleared_cache_keeps_nothing_of_an_image() -> None:
+    with seeing_server("qwen3_vl") as client:
+        answer(client, [shows("Look: ", ONE, "What is on it?")])
+        until_idle(client)
+        assert client.delete("/v1/cache").status_code == 200
+        answer(client, [shows("Look: ", ONE, "What is on it?")])
+        record = latest(client)
+        assert (record["reused"], record["images_encoded"]) == (0, 1)
+
+
 def test_explain_names_the_images_and_what_encoding_took() -> None:
     with seeing_server("qwen3_vl") as client:
         answer(client, [shows("Look: ", ONE, "What is on it?")])

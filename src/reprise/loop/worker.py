@@ -593,6 +593,8 @@ class Worker:
         if self.drafts is not None:
             self.drafts.clear(namespace)
         self.cache.clear(namespace, owner=owner)
+        # Features are found by digests, which do not say whose they are; others' are encoded again if they are needed.
+        self.runner.features.release_unneeded()
         if self.embedding is not None:
             self.embedding.clear(namespace)
         device_memory.give_back()

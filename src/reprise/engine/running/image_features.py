@@ -85,6 +85,11 @@ class FeatureCache:
             self._drop(free)
         return free is not None
 
+    def release_unneeded(self) -> None:
+        """Drop all features that no request needs."""
+        while self.release_one():
+            pass
+
     def release_needed(self) -> bool:
         """Drop features that a request will have encoded again: where nothing else is left to free."""
         if self._kept:
