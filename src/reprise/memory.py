@@ -30,6 +30,8 @@ class Account(StrEnum):
     """Buffers of running and idle sequences including spare capacity, without what counts as KV."""
     INCOMING = "incoming"
     """Read from disk and not yet committed."""
+    PASSES = "passes"
+    """What a prefill pass takes at its peak, while it runs, beyond what is kept for passes beside the budget."""
     IMAGES = "images"
     """What the tower made of images."""
     EMBEDDINGS = "embeddings"

@@ -6,9 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from reprise.core.kinds import Full, Layout
+from reprise.core.pass_price import PassPrice
 from reprise.core.tokens import Span
 from reprise.schedule.decide import decide
-from reprise.schedule.passes import chunk_tokens, next_stop, plan_pass
+from reprise.schedule.passes import chunk_tokens, fitting_tokens, next_stop, plan_pass
 from reprise.schedule.state import DecodingJob, PrefillingJob, SchedulerLimits, SchedulerState, Slice, Speed, WaitingJob
 
 LIMITS = SchedulerLimits(prefill_chunk=2048, short_slice=512)
@@ -29,6 +31,68 @@ def test_whole_chunks_while_nobody_decodes() -> None:
 def test_chunks_that_fit_the_stall_while_streams_decode(tokens_per_s: float, decode_s: float, expected: int) -> None:
     speed = Speed(prefill_tokens_per_s=tokens_per_s, decode_s=decode_s)
     assert chunk_tokens(replace(LIMITS, max_stall_s=0.25), speed, must_be_short=True) == expected
+
+
+PRICE = PassPrice(layout=Layout(kinds=(Full(),)), per_token=100, per_key=1)
+"""At 10,000 tokens, 2048 take 24.9 MB, 1024 11.4, 512 5.4, 256 2.7, 16 0.16."""
+
+
+def priced(*, kept: int, unused: int = 0, free: int = 0) -> SchedulerState:
+    return SchedulerState(
+        now_s=0,
+        prefilling=(job("a", 10_000, 20_000),),
+        price=PRICE,
+        kept_for_passes=kept,
+        unused_nbytes=unused,
+        free_nbytes=free,
+    )
+
+
+@pytest.mark.parametrize(
+    ("kept", "unused", "free", "expected"),
+    [
+        (25_000_000, 0, 0, 2048),
+        (24_000_000, 0, 0, 1024),
+        (24_000_000, 1_000_000, 1_000_000, 2048),
+        (6_000_000, 0, 0, 512),
+        # Below a short slice, what is stored gives way; and only then the chunk is cut further.
+        (6_000_000, 0, 90_000_000, 512),
+        (1_000_000, 0, 90_000_000, 512),
+        (1_000_000, 0, 2_000_000, 256),
+        (1_000_000, -5_000_000, -5_000_000, 64),
+        (0, 0, 0, 16),
+    ],
+)
+def test_a_chunk_is_cut_until_its_peak_fits(kept: int, unused: int, free: int, expected: int) -> None:
+    state = priced(kept=kept, unused=unused, free=free)
+    assert fitting_tokens(2048, state, LIMITS, position=10_000) == expected
+    assert len(decide(state, LIMITS).prefill[0]) == expected
+
+
+def test_without_a_limit_no_chunk_is_cut() -> None:
+    state = replace(priced(kept=0), kept_for_passes=None)
+    assert fitting_tokens(2048, state, LIMITS, position=10_000) == 2048
+    assert fitting_tokens(2048, replace(priced(kept=0), unused_nbytes=None), LIMITS, position=10_000) == 2048
+
+
+@given(
+    st.sampled_from([2048, 1000, 512, 48, 16]),
+    st.integers(0, 100_000),
+    st.integers(0, 1 << 26),
+    st.integers(-(1 << 20), 1 << 26),
+    st.integers(0, 1 << 26),
+)
+def test_a_chunk_that_is_cut_fits_or_is_the_smallest(
+    most: int, position: int, kept: int, unused: int, more: int
+) -> None:
+    state = replace(priced(kept=kept), unused_nbytes=unused, free_nbytes=unused + more)
+    num = fitting_tokens(most, state, LIMITS, position=position)
+    assert min(most, LIMITS.min_chunk) <= num <= most
+    assert num in (most, LIMITS.min_chunk) or num & (num - 1) == 0
+    room = kept + max(0, unused + more)
+    assert PRICE.of(num, position) <= room or num <= LIMITS.min_chunk
+    longer = min(most, 2 * num)
+    assert num == most or PRICE.of(longer, position) > kept + max(0, unused), "nothing longer fits without eviction"
 
 
 def test_the_speed_follows_what_is_measured() -> None:

@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 
+from reprise.core.kinds import Full, Layout
+from reprise.core.pass_price import PassPrice
 from reprise.schedule.decide import decide, is_auxiliary_request, priority_of
 from reprise.schedule.state import (
     LONGEST_RETRY_S,
@@ -114,6 +116,27 @@ def test_a_job_without_room_waits_and_those_behind_it_too() -> None:
     state = SchedulerState(now_s=2, waiting=(big, small), decoding=decoding(1), free_nbytes=50)
     assert decide(state, SchedulerLimits()).admit == ()
     assert decide(replace(state, decoding=()), SchedulerLimits()).admit == ("big",), "it will never have more room"
+
+
+FAST = Speed(prefill_tokens_per_s=1e6)
+
+
+def test_a_job_waits_for_room_for_its_dearest_pass_too() -> None:
+    """In the smallest chunks, the last pass of the prompt takes 16 × 116 bytes, of which 800 are kept."""
+    new = replace(job("new", 0, 100), live_nbytes=30)
+    price = PassPrice(layout=Layout(kinds=(Full(),)), per_key=1)
+    state = SchedulerState(now_s=2, waiting=(new,), decoding=decoding(1), price=price, kept_for_passes=800, speed=FAST)
+    taken = price.of(16, 100) - 800
+    assert decide(replace(state, free_nbytes=taken + 30), SchedulerLimits()).admit == ("new",)
+    assert decide(replace(state, free_nbytes=taken + 29), SchedulerLimits()).admit == ()
+    # One pass runs at a time: two need room for the dearer one.
+    two = replace(state, waiting=(new, replace(new, id="newer")), free_nbytes=taken + 60)
+    assert decide(two, SchedulerLimits()).admit == ("new", "newer")
+    # And one that prefills already needs it as well.
+    deep = PrefillingJob(id="deep", arrived_s=0, position=0, end=200)
+    needed = price.of(16, 200) - 800 + 30
+    beside = replace(state, prefilling=(deep,), free_nbytes=needed - 1)
+    assert decide(beside, SchedulerLimits()).admit == ()
 
 
 def test_jobs_that_are_admitted_together_share_the_room() -> None:

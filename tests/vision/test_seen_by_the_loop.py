@@ -17,6 +17,7 @@ from reprise.core.events import FinishReason, Sampled
 from reprise.core.failpoints import ACTIONS, Failpoint
 from reprise.core.images import PromptImage, digest_of
 from reprise.core.job import Purpose, Sampling
+from reprise.core.pass_price import PassPrice
 from reprise.core.prompt import Boundary, BoundaryKind, Prompt
 from reprise.core.sizes import Bytes
 from reprise.core.tokens import Span, as_tokens, join_tokens
@@ -365,7 +366,7 @@ def test_an_image_that_a_pass_holds_whole_counts_before_its_request_is_admitted(
             job = a_seeing_job(prompt)
             worker.arrive(job, SubmittedJob(job), 0.0)
             present, speed = worker.prefixes.present(), worker.executor.speed
-            state = scheduler_state(present, worker.sequences, speed, worker.cache.layout, now_s=0.0)
+            state = scheduler_state(present, worker.sequences, speed, worker.cache.layout, now_s=0.0, price=PassPrice())
             estimates.append(state.waiting[0].live_nbytes)
             worker.cancel(job.id)
         return estimates

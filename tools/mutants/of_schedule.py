@@ -19,8 +19,8 @@ SCHEDULE_MUTANTS = (
     _mutant(
         "_admissible",
         "a job that is too big for now is overtaken",
-        "if job.live_nbytes > room and (not is_first):\n    break",
-        "if job.live_nbytes > room and (not is_first):\n    continue",
+        "if job.live_nbytes + dearest > room and (not is_first):\n    break",
+        "if job.live_nbytes + dearest > room and (not is_first):\n    continue",
     ),
     _mutant(
         "_admissible",

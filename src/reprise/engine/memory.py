@@ -17,6 +17,7 @@ import psutil
 
 from reprise.core.errors import first_line, memory_too_small
 from reprise.core.follow import bound_for, budget_within, free_buffers
+from reprise.core.pass_price import PassReading
 from reprise.core.settings import Settings
 from reprise.core.sizes import nbytes_text
 from reprise.engine.machine import macos_footprint, read_machine
@@ -99,6 +100,32 @@ def used_nbytes() -> int:
 def pool_nbytes() -> int:
     """Bytes of freed buffers that MLX keeps for reuse."""
     return mx.get_cache_memory()
+
+
+def watch_peak() -> int:
+    """Measure the peak of what MLX has in use from now on; returns what it has in use."""
+    mx.reset_peak_memory()
+    return mx.get_active_memory()
+
+
+def read_peak(before: int) -> PassReading:
+    """What a pass took since `watch_peak`, which gave `before`."""
+    return PassReading.of(before=before, peak=mx.get_peak_memory(), after=mx.get_active_memory())
+
+
+def kept_for_passes(settings: Settings, *, weights_nbytes: int, budget: int | None) -> int | None:
+    """Bytes that weights and `budget` leave for intermediate results, of the device or of `--memory`; None: unlimited.
+
+    0 where they leave none: passes are then charged to the budget.
+    """
+    if budget is None:
+        return None
+    left = device_bytes() - weights_nbytes - budget
+    if settings.memory is not None:
+        # What this process takes beside weights and states is in it already.
+        bound = settings.memory.of(read_machine().total)
+        left = min(left, bound - process_nbytes() - budget - free_buffers(budget))
+    return max(0, left)
 
 
 def default_budget(model_nbytes: int) -> int:

@@ -3,13 +3,56 @@
 from __future__ import annotations
 
 import threading
+from bisect import bisect_right
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from reprise.core.errors import BadRequest, ContextTooLong, QueueFull, ShuttingDown, prompt_too_long
 from reprise.core.events import Event
 from reprise.core.job import Job, Purpose
+from reprise.core.sizes import nbytes_text
 from reprise.loop.sequences import initial_decode_slots
 from reprise.schedule.state import SchedulerLimits, Speed, retry_after_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptRoom:
+    """What prompts need of the memory for chats, and how much of it there is. Asked on any thread."""
+
+    budget: int | None = None
+    """None: unlimited."""
+    states: Callable[[int], int] = lambda position: 0
+    """Bytes of the buffers of a sequence at a position."""
+    quantised: Callable[[int], int] | None = None
+    """The same with `--kv-bits 8`; None: it has them already, or they cannot be quantised."""
+    passes: Callable[[int], int] = lambda position: 0
+    """Bytes that the last pass to a position takes of this memory, in the smallest chunk."""
+    advice: str = "raise --cache-bytes"
+
+    def needed(self, position: int, states: Callable[[int], int] | None = None) -> int:
+        return (self.states if states is None else states)(position) + self.passes(position)
+
+    def longest(self, most: int, *, num_slots: int, states: Callable[[int], int] | None = None) -> int:
+        """The longest prompt below `most` that fits with `num_slots` entries for its answer; 0: none."""
+        budget = self.budget
+        if budget is None:
+            return most
+        return max(0, bisect_right(range(most), budget, key=lambda num: self.needed(num + num_slots, states)) - 1)
+
+    def refusal(self, num_prompt: int, *, num_slots: int) -> ContextTooLong | None:
+        """Why a prompt can never be served, what would fit, and what helps; None: it fits."""
+        needed = self.needed(num_prompt + num_slots)
+        if self.budget is None or needed <= self.budget:
+            return None
+        fitting = f"{self.longest(num_prompt, num_slots=num_slots):,} tokens would fit"
+        if self.quantised is not None:
+            most = self.longest(num_prompt + 1, num_slots=num_slots, states=self.quantised)
+            fitting += f", {'it' if most == num_prompt else f'{most:,}'} with --kv-bits 8 (approximate)"
+        return ContextTooLong(
+            f"The prompt has {num_prompt:,} tokens, which need {nbytes_text(needed)} of the memory for chats, and that "
+            f"is {nbytes_text(self.budget)}: {fitting}. Shorten the conversation, or {self.advice}.",
+            param="messages",
+        )
 
 
 class Gate:
@@ -28,15 +71,11 @@ class Gate:
         self.speed = Speed()
         self.context: int | None = None
         """The most positions of one sequence."""
-        self.needed: Callable[[int], int] = lambda position: 0
-        """Bytes of the buffers of a sequence at a position."""
-        self.budget: int | None = None
+        self.room = PromptRoom()
 
-    def open(
-        self, limits: SchedulerLimits, *, context: int | None, budget: int | None, needed: Callable[[int], int]
-    ) -> None:
+    def open(self, limits: SchedulerLimits, *, context: int | None, room: PromptRoom) -> None:
         """Set the limits, once the model is loaded."""
-        self.limits, self.context, self.budget, self.needed = limits, context, budget, needed
+        self.limits, self.context, self.room = limits, context, room
 
     def close(self) -> None:
         with self._lock:
@@ -71,13 +110,9 @@ class Gate:
         if self.context is not None and length > self.context:
             raise prompt_too_long(len(job.prompt), self.context)
         # What is allocated at the start: the prompt, and room for the beginning of an answer.
-        needed = self.needed(len(job.prompt) + initial_decode_slots(job))
-        if self.budget is not None and needed > self.budget:
-            raise ContextTooLong(
-                f"The prompt has {len(job.prompt)} tokens, whose state takes {needed:,} bytes, but --cache-bytes is "
-                f"{self.budget:,}. Shorten the conversation, or raise --cache-bytes.",
-                param="messages",
-            )
+        refusal = self.room.refusal(len(job.prompt), num_slots=initial_decode_slots(job))
+        if refusal is not None:
+            raise refusal
 
     def admitted(self, job_id: str) -> None:
         with self._lock:

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from reprise.cache.payload import Payload
 from reprise.core.clock import Clock
+from reprise.core.pass_price import PassPrice, PassReading
+from reprise.core.tokens import as_tokens
 from reprise.drafts.drafter import Draft
+from reprise.engine import memory as device_memory
 from reprise.engine.running.live_sequence import LiveSequence
+from reprise.engine.running.pass_dimensions import price_by_dimensions
 from reprise.engine.running.runner import TokenFailure, TokenResult
 from reprise.loop.requests import Decoding, Prefilling, RunningRequest
 from reprise.loop.sequences import SequencePool
@@ -20,21 +26,45 @@ class Executor:
     def __init__(self, sequences: SequencePool, *, context: int | None, clock: Clock) -> None:
         """`context`: the most positions of one sequence."""
         self._sequences = sequences
-        self._runner = sequences.runner
+        self._runner = runner = sequences.runner
         self._context = context
         self._clock = clock
         self._speed = Speed()
+        self._price = price_by_dimensions(runner.loaded.model, runner.loaded.blueprint, runner.loaded.config)
 
     @property
     def speed(self) -> Speed:
         return self._speed
 
+    @property
+    def price(self) -> PassPrice:
+        """What a prefill pass takes at its peak. Immutable; any thread may ask."""
+        return self._price
+
     def prefill(self, requests: Sequence[RunningRequest], slices: Sequence[Slice]) -> None:
         """Feed each request its slice; all have the same length."""
         started_s, (first, *_) = self._clock(), slices
         chunks = [request.prompt.tokens[s.start : s.stop] for request, s in zip(requests, slices, strict=True)]
-        self._runner.prefill(_lives(requests), chunks)
-        self.note_prefill(len(first) * len(slices), self._clock() - started_s, position=first.start)
+        lives = _lives(requests)
+        num, deepest = len(first) * len(slices), max(piece.start for piece in slices)
+        # Logits of a scored prompt, and a tower that runs again within the pass, are not what others would take.
+        is_plain = all(live.scorer is None for live in lives) and all(int(chunk.min()) >= 0 for chunk in chunks)
+        before = device_memory.watch_peak()
+        with self._sequences.charged_for_pass(self._price.of(num, deepest)):
+            self._runner.prefill(lives, chunks)
+        if is_plain:
+            self.note_peak(num, deepest, device_memory.read_peak(before))
+        self.note_prefill(num, self._clock() - started_s, position=first.start)
+
+    def try_a_pass(self, num: int) -> None:
+        """Measure the peak of a pass over `num` tokens, before any request comes."""
+        live = self._runner.begin()
+        try:
+            before = device_memory.watch_peak()
+            self._runner.prefill([live], [as_tokens(np.arange(num) % self._runner.loaded.vocab_size)])
+            self.note_peak(num, 0, device_memory.read_peak(before))
+        finally:
+            self._runner.stop(live)
 
     def begin_decode(self, request: RunningRequest, *, keeps_row: bool, is_audited: bool) -> None:
         """Start to decode: the prompt is computed except its last token."""
@@ -101,6 +131,10 @@ class Executor:
     def note_prefill(self, num_tokens: int, seconds: float, *, position: int) -> None:
         """Record that a pass over `num_tokens` of prompts from `position` took `seconds`."""
         self._speed = self._speed.after_prefill(num_tokens, seconds, position=position)
+
+    def note_peak(self, num_tokens: int, position: int, reading: PassReading) -> None:
+        """Record what a pass over `num_tokens` of all its rows at `position` took beside the states."""
+        self._price = self._price.after_pass(num_tokens, position, reading)
 
     def note_tower(self, num_rows: int, seconds: float) -> None:
         """Record what the tower took for an image of `num_rows` placeholders."""

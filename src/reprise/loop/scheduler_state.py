@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from reprise.core.images import PromptImage
 from reprise.core.kinds import Layout
+from reprise.core.pass_price import PassPrice
 from reprise.core.settings import Settings
 from reprise.engine.running.batching import TOKEN_BY_TOKEN
 from reprise.engine.running.image_features import FeatureCache
@@ -45,7 +46,13 @@ def scheduler_limits(runner: Runner, settings: Settings) -> SchedulerLimits:
 
 
 def scheduler_state(
-    requests: Iterable[RunningRequest], sequences: SequencePool, speed: Speed, layout: Layout, *, now_s: float
+    requests: Iterable[RunningRequest],
+    sequences: SequencePool,
+    speed: Speed,
+    layout: Layout,
+    *,
+    now_s: float,
+    price: PassPrice,
 ) -> SchedulerState:
     """The state of all requests, for `reprise.schedule.decide`."""
     waiting: list[WaitingJob] = []
@@ -64,14 +71,18 @@ def scheduler_state(
             case _:
                 continue
         running.append(request)
+    # Where requests only decode, nobody asks.
+    has_prefill = len(waiting) + len(prefilling) > 0
     return SchedulerState(
         now_s=now_s,
         waiting=tuple(waiting),
         prefilling=tuple(prefilling),
         decoding=tuple(decoding),
         speed=speed,
-        # Only waiting jobs need it.
-        free_nbytes=sequences.available(running) if waiting else None,
+        free_nbytes=sequences.available(running) if has_prefill else None,
+        unused_nbytes=sequences.unused(running) if has_prefill else None,
+        price=price,
+        kept_for_passes=sequences.kept_for_passes,
     )
 
 

@@ -8,7 +8,8 @@ copy is a *duplicate*; duplicates are freed before anything is evicted.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from weakref import WeakMethod
 
@@ -17,6 +18,7 @@ from reprise.cache.node import SegmentRef
 from reprise.cache.prefix_cache import PrefixCache
 from reprise.core.allowance import StepAllowance
 from reprise.core.job import Job, Purpose
+from reprise.core.pass_price import beyond
 from reprise.core.tokens import Span, Tokens, own_tokens
 from reprise.disk.ports import RestoreTarget
 from reprise.engine.running.live_sequence import LiveSequence, SharedSegment
@@ -62,8 +64,18 @@ class _Path:
 class SequencePool:
     """Starts, restores and ends sequences, and frees memory for them. `chunk`: the longest prefill chunk."""
 
-    def __init__(self, runner: Runner, cache: PrefixCache, memory: Memory, *, chunk: int) -> None:
+    def __init__(
+        self,
+        runner: Runner,
+        cache: PrefixCache,
+        memory: Memory,
+        *,
+        chunk: int,
+        kept_for_passes: int | None = None,
+    ) -> None:
+        """`kept_for_passes`: bytes beside the budget; None: unlimited."""
         self.runner = runner
+        self.kept_for_passes = kept_for_passes
         self.cache = cache
         self.memory = memory
         self._chunk = chunk
@@ -124,14 +136,23 @@ class SequencePool:
         memory = self.memory
         if memory.budget is None:
             return None
-        promised = sum(
+        promised = self._promised(running)
+        live = memory.nbytes(Account.SEQUENCES) + memory.nbytes(Account.INCOMING)
+        taken = live + promised + self.cache.protected_nbytes() + memory.kept_by_others
+        return memory.budget - taken + sum(map(self._owned_nbytes, self._duplicates.values()))
+
+    def _promised(self, running: Iterable[RunningRequest]) -> int:
+        """Bytes by which the states of running requests may still grow."""
+        return sum(
             max(0, self.estimate(len(request.prompt), images=request.prompt.spans) - _share(request.live))
             for request in running
             if request.live
         )
-        live = memory.nbytes(Account.SEQUENCES) + memory.nbytes(Account.INCOMING)
-        taken = live + promised + self.cache.protected_nbytes() + memory.kept_by_others
-        return memory.budget - taken + sum(map(self._owned_nbytes, self._duplicates.values()))
+
+    def unused(self, running: Iterable[RunningRequest]) -> int | None:
+        """Bytes of the budget that nothing holds, less what is reserved for the running requests; None: unlimited."""
+        available = self.memory.available
+        return None if available is None else available - self._promised(running)
 
     def fits_next_token(self, live: LiveSequence, *, budget: int | None) -> bool:
         """Whether the next token of a sequence fits a budget without reclaiming anything."""
@@ -154,9 +175,22 @@ class SequencePool:
             self.share_duplicates()
         self.memory.reserve(0)
 
-    def reserve_to_prefill(self, lives: Sequence[LiveSequence], num: int) -> bool:
-        """Reclaim memory for a prefill pass over `num` tokens of each sequence. False if it does not fit."""
-        return self.memory.reserve(self.runner.growth(lives, num))
+    def reserve_to_prefill(self, lives: Sequence[LiveSequence], num: int, *, pass_nbytes: int = 0) -> bool:
+        """Reclaim memory for a prefill pass over `num` tokens of each sequence. False if it does not fit.
+
+        `pass_nbytes`: what the pass takes at its peak beside the states.
+        """
+        return self.memory.reserve(self.runner.growth(lives, num) + beyond(self.kept_for_passes, pass_nbytes))
+
+    @contextmanager
+    def charged_for_pass(self, nbytes: int) -> Generator[None]:
+        """Charge what a pass takes at its peak, as far as it is more than what is kept for passes."""
+        charged = beyond(self.kept_for_passes, nbytes)
+        self.memory.charge(Account.PASSES, charged)
+        try:
+            yield
+        finally:
+            self.memory.charge(Account.PASSES, -charged)
 
     def reserve_to_decode(self, lives: Sequence[LiveSequence]) -> bool:
         """Reclaim memory for the next token of each sequence. False if it does not fit."""

@@ -20,6 +20,7 @@ from reprise.core.errors import OutOfMemory, RepriseError, no_room_for_requests
 from reprise.core.events import Event, FinishReason, Progress, Started
 from reprise.core.failpoints import Failpoint, reach
 from reprise.core.job import Job, Purpose
+from reprise.core.pass_price import beyond
 from reprise.core.settings import Settings
 from reprise.core.tokens import as_tokens, join_tokens
 from reprise.disk.tier import DiskTier
@@ -28,9 +29,10 @@ from reprise.engine import memory as device_memory
 from reprise.engine.memory import collect_all
 from reprise.engine.models.load import LoadedModel
 from reprise.engine.running.image_features import MOST_KEPT_NBYTES, FeatureCache
+from reprise.engine.running.live_sequence import LiveSequence
 from reprise.engine.running.records import RecordEncoder
-from reprise.engine.running.runner import SHARES_FROM, Runner, TokenFailure, TokenResult
-from reprise.loop.admission import Gate
+from reprise.engine.running.runner import SHARES_FROM, Runner, TokenFailure, TokenResult, quantised_footprint
+from reprise.loop.admission import Gate, PromptRoom
 from reprise.loop.audit import Audit
 from reprise.loop.disk import OpenedDisks
 from reprise.loop.draft_trial import DraftTrial, make_drafts
@@ -55,6 +57,9 @@ _LEAST_SEGMENT = 64
 
 _LONGEST_NAP_S = 3600.0
 """The longest timeout of a wait, which every platform supports."""
+
+_MEASURED = 128
+"""The tokens of the pass that is measured when a model is loaded."""
 
 _LEAST_TOKENS = 512
 """The budget must have room for the state of this many tokens."""
@@ -113,7 +118,12 @@ class Worker:
         most = MOST_KEPT_NBYTES if settings.has_prefix_cache else 0
         self.runner.features = FeatureCache(self.memory, most_nbytes=most)
         self.cache = PrefixCache(loaded.blueprint.layout, memory=self.memory, sizes=sizes, clock=clock)
-        self.sequences = SequencePool(self.runner, self.cache, self.memory, chunk=chunk)
+        kept = device_memory.kept_for_passes(
+            settings,
+            weights_nbytes=loaded.nbytes if shared is None else shared.weights_nbytes,
+            budget=self.memory.budget,
+        )
+        self.sequences = SequencePool(self.runner, self.cache, self.memory, chunk=chunk, kept_for_passes=kept)
         self.requests = RequestTable(self.sequences, gate, clock=clock)
         self.executor = Executor(self.sequences, context=context, clock=clock)
         self.head = (
@@ -156,11 +166,36 @@ class Worker:
         executor = self.executor
         self.memory.evict_from(self.cache, token_s=lambda: 1 / executor.speed.prefill_tokens_per_s)
         device_memory.bound_free_buffers(self.memory.budget)
-        gate.open(
-            self.limits,
-            context=context,
+        self._measure_a_pass()
+        gate.open(self.limits, context=context, room=self._prompt_room(settings))
+
+    def _measure_a_pass(self) -> None:
+        """See what a pass takes, before the first request comes."""
+        loaded, num = self.runner.loaded, min(_MEASURED, self.limits.prefill_chunk)
+        needed = self.runner.most_live_nbytes(num, chunk=num)
+        # A model in parts is measured by its requests: here not all of its ranks may have started.
+        if loaded.embedder is not None or loaded.room_elsewhere is not None or not self.memory.fits(needed):
+            return
+        try:
+            self.executor.try_a_pass(num)
+        except Exception:
+            log.exception("a pass before the first request failed")
+        self.sequences.measure()
+
+    def _prompt_room(self, settings: Settings) -> PromptRoom:
+        runner, executor, sequences, least = self.runner, self.executor, self.sequences, self.limits.min_chunk
+        quantised = None if settings.kv_bits is not None else quantised_footprint(runner.loaded.model, runner.footprint)
+        advice = "raise --cache-bytes" if settings.cache_bytes is not None else "raise --memory"
+        if settings.cache_bytes is settings.memory is None:
+            advice = "serve a smaller or more heavily quantized model"
+        return PromptRoom(
             budget=self.memory.budget,
-            needed=lambda position: self.runner.most_live_nbytes(position, chunk=1),
+            states=lambda position: runner.most_live_nbytes(position, chunk=1),
+            quantised=None
+            if quantised is None
+            else lambda position: runner.most_live_nbytes(position, chunk=1, footprint=quantised),
+            passes=lambda position: beyond(sequences.kept_for_passes, executor.price.of(least, position)),
+            advice=advice,
         )
 
     def _embedding_queue(self, loaded: LoadedModel, settings: Settings) -> EmbeddingQueue | None:
@@ -218,7 +253,8 @@ class Worker:
         speed = self.executor.speed
         if self._allowance.spent_s > 0:
             speed = replace(speed, decode_s=speed.decode_s + self._allowance.spent_s)
-        state = scheduler_state(present, self.sequences, speed, self.cache.layout, now_s=self._clock())
+        layout, price = self.cache.layout, self.executor.price
+        state = scheduler_state(present, self.sequences, speed, layout, now_s=self._clock(), price=price)
         if self.num_others > 0 or self.is_closed:
             state = replace(state, num_others=self.num_others, is_closed=self.is_closed)
         step = decide(state, self.limits)
@@ -352,10 +388,14 @@ class Worker:
         for piece in slices:
             # Room for the slice is not made of what it needs.
             self.runner.features.hold(self.requests[piece.id].prompt.images, holder=piece.id)
-        num = len(slices[0])
-        fitting = self.preemption.until_fit(
-            [self.requests[piece.id] for piece in slices], lambda lives: self.sequences.reserve_to_prefill(lives, num)
-        )
+        num, deepest = len(slices[0]), max(piece.start for piece in slices)
+        price = self.executor.price
+
+        def reserve(lives: Sequence[LiveSequence]) -> bool:
+            nbytes = price.of(num * len(lives), deepest)
+            return self.sequences.reserve_to_prefill(lives, num, pass_nbytes=nbytes)
+
+        fitting = self.preemption.until_fit([self.requests[piece.id] for piece in slices], reserve)
         by_id = {request.id: request for request in fitting}
         slices = [piece for piece in slices if piece.id in by_id]
         if not slices:
@@ -441,7 +481,7 @@ class Worker:
         """A token for each request of a group that still decodes, as far as memory allows. `key`: of the group."""
         decoding = [request for request in group if isinstance(request.phase, Decoding)]
         decoding = self.preemption.until_fit(decoding, self.sequences.reserve_to_decode)
-        if len(decoding) == 1 and self.preemption.is_context_full(decoding[0], budget=self._gate.budget):
+        if len(decoding) == 1 and self.preemption.is_context_full(decoding[0], budget=self._gate.room.budget):
             self.requests.run_isolated(decoding[0], self._stop_for_memory)
             return
         if not decoding:

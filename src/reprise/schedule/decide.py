@@ -14,7 +14,8 @@ A pure function of state and limits. The loop describes all jobs, calls it, exec
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from reprise.schedule.passes import DivergencePoints, chunk_tokens, group_rows, may_sample, plan_pass
+from reprise.core.pass_price import beyond
+from reprise.schedule.passes import DivergencePoints, chunk_tokens, fitting_tokens, group_rows, may_sample, plan_pass
 from reprise.schedule.sharing import Wait, divergence_point, is_worth_waiting, share
 from reprise.schedule.state import PrefillingJob, SchedulerLimits, SchedulerState, Slice, Step, WaitingJob
 
@@ -161,6 +162,8 @@ def _admissible(
     chosen: list[WaitingJob] = []
     is_alone = len(state.prefilling) + len(state.decoding) + state.num_others == 0
     room = state.free_nbytes
+    # One pass runs at a time: the dearest of all, in the smallest chunks, has to fit beside the states.
+    dearest = max((_least_pass(job.end, state, limits) for job in state.prefilling), default=0)
     running = {job.id for job in (*state.prefilling, *state.decoding)}
     for job in ready:
         # Within its grace period, an auxiliary request leaves one row free.
@@ -171,7 +174,8 @@ def _admissible(
         if room is not None:
             # No job overtakes one that does not fit, or that one would starve. With nothing else running it is admitted
             # anyway: it will never have more room.
-            if job.live_nbytes > room and not is_first:
+            dearest = max(dearest, _least_pass(job.prompt_len, state, limits))
+            if job.live_nbytes + dearest > room and not is_first:
                 break
             room -= job.live_nbytes
         if job.preempted_beside and job.preempted_beside <= running:
@@ -179,6 +183,11 @@ def _admissible(
         if not any(is_worth_waiting(job, divergence_point(job, other), limits) for other in chosen):
             chosen.append(job)
     return chosen
+
+
+def _least_pass(end: int, state: SchedulerState, limits: SchedulerLimits) -> int:
+    """What the last pass of a prompt takes of the memory for layer states, in the smallest chunk."""
+    return beyond(state.kept_for_passes, state.price.of(limits.min_chunk, end))
 
 
 def _admitted(job: WaitingJob) -> PrefillingJob:
@@ -257,6 +266,7 @@ def _slices(
         position=jobs[0].position,
         num_sharing=1 + state.num_others,
     )
+    budget = fitting_tokens(budget, state, limits, position=jobs[0].position)
     chosen = plan_pass(jobs, divergence_points, budget, limits)
     (head, *others) = chosen.jobs
     if not others and head.position + chosen.length == head.end and may_sample(head, divergence_points, limits):

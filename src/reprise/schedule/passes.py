@@ -15,7 +15,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from reprise.schedule.state import DecodingJob, Group, PrefillingJob, SchedulerLimits, Speed
+from reprise.core.pass_price import beyond
+from reprise.schedule.state import DecodingJob, Group, PrefillingJob, SchedulerLimits, SchedulerState, Speed
 
 DivergencePoints = Mapping[str, frozenset[int]]
 """Job id → the positions at which waiting jobs diverge from it, where it must pause."""
@@ -38,6 +39,32 @@ def chunk_tokens(
     fitting = min(fitting, int(room_s * speed.prefill_at(position + fitting)))
     # Multiples of the smallest chunk, for fewer shapes in the allocator and compiled kernels.
     return max(1, fitting // limits.min_chunk) * limits.min_chunk
+
+
+def fitting_tokens(most: int, state: SchedulerState, limits: SchedulerLimits, *, position: int) -> int:
+    """The most tokens of a pass at `position`, at most `most`, whose peak fits; at least the smallest chunk.
+
+    The next smaller power of two each time. Down to a short slice, so that nothing is evicted for a longer pass, and
+    below that only where not even eviction makes room.
+    """
+
+    def fits(num: int, within: int | None) -> bool:
+        needed = beyond(state.kept_for_passes, state.price.of(num, position))
+        return within is None or needed <= max(0, within)
+
+    num = most
+    while num > limits.short_slice and not fits(num, state.unused_nbytes):
+        num = _shorter(num)
+    if fits(num, state.unused_nbytes):
+        return num
+    while num > limits.min_chunk and not fits(num, state.free_nbytes):
+        num = max(limits.min_chunk, _shorter(num))
+    return num
+
+
+def _shorter(num: int) -> int:
+    """The largest power of two below `num`."""
+    return 1 << (num - 1).bit_length() - 1
 
 
 def next_stop(job: PrefillingJob, divergence_points: DivergencePoints) -> int:

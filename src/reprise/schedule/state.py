@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from math import ceil
 
+from reprise.core.pass_price import PassPrice
 from reprise.core.tokens import Span
 
 LAST_SLICE = 32
@@ -34,7 +35,7 @@ class SchedulerLimits:
     min_shared: int = 16
     """The fewest shared tokens for which a job waits while another computes them."""
     short_slice: int = 512
-    """Shorter slices do not fill the device, so several are run in one pass."""
+    """Shorter slices do not fill the device, so several run in one pass; none is cut shorter to save an eviction."""
     max_padding: float = 1.1
     """Limit of the padded length of all decode rows, as a multiple of their total length."""
     free_padding: int = 1024
@@ -291,7 +292,13 @@ class SchedulerState:
     decoding: tuple[DecodingJob, ...] = ()
     speed: Speed = field(default_factory=Speed)
     free_nbytes: int | None = None
-    """Bytes available for live state; None: unlimited."""
+    """Bytes available for live state, once all is evicted that may be; None: unlimited."""
+    unused_nbytes: int | None = None
+    """Bytes of the budget that nothing holds, and that no running job will need; None: unlimited."""
+    price: PassPrice = field(default_factory=PassPrice)
+    """What prefill passes take at their peak beside live state."""
+    kept_for_passes: int | None = None
+    """Bytes that are kept for that beside the budget; None: unlimited."""
     num_others: int = 0
     """Other models that serve requests: each runs a step between two steps of this one."""
     is_closed: bool = False

@@ -19,7 +19,7 @@ from reprise.core.images import ImageFile
 from reprise.core.job import Job
 from reprise.core.kinds import Footprint, Full, KvKind
 from reprise.core.tokens import Span, Tokens
-from reprise.engine.models.headed import GuessingModel, GuessRequest
+from reprise.engine.models.headed import GuessingModel, GuessRequest, blueprint_with_head
 from reprise.engine.models.load import LoadedModel
 from reprise.engine.running.batching import TOKEN_BY_TOKEN
 from reprise.engine.running.image_features import FeatureCache, inputs_of
@@ -94,14 +94,14 @@ class Runner:
         """Number of running and idle sequences."""
         return len(self._lives)
 
-    def most_live_nbytes(self, position: int, *, chunk: int) -> int:
+    def most_live_nbytes(self, position: int, *, chunk: int, footprint: Footprint | None = None) -> int:
         """The most bytes of the buffers of a running sequence that has reached `position` in chunks of `chunk`.
 
-        Includes the states saved before a pass that was run ahead.
+        Includes the states saved before a pass that was run ahead. `footprint`: of this model with other entries.
         """
-        each = self.footprint.by_kind.items()
-        entries = sum(nbytes * most_entries(kind, position, chunk) for kind, nbytes in each)
-        return entries + 2 * self.footprint.snapshot
+        footprint = self.footprint if footprint is None else footprint
+        entries = sum(nbytes * most_entries(kind, position, chunk) for kind, nbytes in footprint.by_kind.items())
+        return entries + 2 * footprint.snapshot
 
     @property
     def can_verify(self) -> bool:
@@ -509,6 +509,16 @@ def _is_forced(result: TokenResult) -> bool:
 
 NO_STATE = Footprint(by_kind={}, each={}, snapshot=0, logits=0)
 """Of an embedder."""
+
+
+def quantised_footprint(model: nn.Module, plain: Footprint) -> Footprint | None:
+    """The footprint with `--kv-bits 8`; None where that would take no less than `plain`, or not work."""
+    try:
+        quantised = footprint_of(model, blueprint_with_head(model, kv_bits=8))
+    except Exception:
+        # A model's code may raise anything when it gets a tuple instead of an array.
+        return None
+    return quantised if quantised.full < plain.full else None
 
 
 def footprint_of(model: nn.Module, blueprint: Blueprint) -> Footprint:

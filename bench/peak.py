@@ -1,0 +1,142 @@
+"""What a prefill pass takes at its peak beside the layer states: what is reserved for it against what MLX reports.
+
+    python -m bench.peak [--kinds "full attention" experts] [--chunks 128 512] [--depth 4096]
+
+A model of each layer kind with random weights, wider than those of the tests. A prompt is prefilled in chunks of each
+length. Per chunk: the price by the model's dimensions alone (a model's outline, `doctor`); the price once one pass of
+128 tokens was measured, as when a model is loaded; the price as it is when the pass comes, from all passes before it;
+and what it took. Of each prompt the chunk is shown that was underpriced most. Gates (exit status 1): no pass is
+priced below `LEAST` of what it takes, by the dimensions or by what was learnt; and a prompt that was seen once is
+priced at what it takes, less a tenth for passes of a few MB that vary, and at no more than `MOST` times that.
+"""
+
+import argparse
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+from mlx import nn
+
+from bench.restore import Gates
+from reprise.core.pass_price import PassPrice
+from reprise.core.sizes import nbytes_text
+from reprise.engine import memory as device_memory
+from reprise.engine.running.pass_dimensions import price_by_dimensions
+from reprise.engine.states.blueprint import blueprint_of
+from reprise.engine.states.sequence_batch import SequenceBatch
+from tests.zoo.build import build_config
+from tests.zoo.catalogue import ZOO
+
+_WIDE = {"hidden_size": 256, "intermediate_size": 768, "num_attention_heads": 8, "num_key_value_heads": 2}
+MEASURED = 128
+LEAST = 0.8
+MOST = 2.6
+"""Positions of as many bits have one price, that of the deepest."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PricedKind:
+    """A kind of layer: an architecture of the zoo, what is changed of its configuration, and the KV bits."""
+
+    architecture: str
+    changes: Mapping[str, Any]
+    kv_bits: int | None = None
+
+
+KINDS: Mapping[str, PricedKind] = {
+    "full attention": PricedKind(architecture="qwen3", changes=_WIDE),
+    "full attention, 8-bit": PricedKind(architecture="qwen3", changes=_WIDE, kv_bits=8),
+    "full + window": PricedKind(architecture="gemma3_text", changes={**_WIDE, "sliding_window": 512}),
+    "window + sinks": PricedKind(architecture="gpt_oss", changes={**_WIDE, "sliding_window": 512}),
+    "chunked": PricedKind(architecture="llama4", changes={}),
+    "full + recurrent": PricedKind(architecture="qwen3_5", changes={}),
+    "recurrent": PricedKind(architecture="mamba2", changes={}),
+    "latent": PricedKind(architecture="deepseek_v2", changes={"hidden_size": 256, "num_attention_heads": 8}),
+    "experts": PricedKind(architecture="qwen3_moe", changes={**_WIDE, "moe_intermediate_size": 256}),
+}
+
+
+def model_of(kind: PricedKind) -> tuple[nn.Module, dict[str, Any]]:
+    config = ZOO[kind.architecture]
+    assert isinstance(config, dict), config
+    # At least three layers: of the last one, nobody computes more than its entries.
+    config = {**config, **kind.changes}
+    return build_config(config), config
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PricedPass:
+    """A pass at `position`: its price by dimensions, after a first pass, when it came, and what it took at least."""
+
+    position: int
+    by_dimensions: int
+    at_load: int
+    learnt: int
+    taken: int
+
+
+def passes(
+    model: nn.Module, kind: PricedKind, plain: PassPrice, learnt: PassPrice, *, chunk: int, depth: int
+) -> tuple[list[PricedPass], PassPrice]:
+    """A prompt in chunks; and the price after it."""
+    rows = SequenceBatch(blueprint_of(model, kv_bits=kind.kv_bits, kv_group_size=32))
+    rows.reserve(depth + chunk)
+    at_load, found = learnt, list[PricedPass]()
+    for position in range(0, depth, chunk):
+        tokens = mx.array([[token % 200 for token in range(chunk)]])
+        mx.eval(tokens)
+        mx.synchronize()
+        before = device_memory.watch_peak()
+        rows.forward(model, tokens)
+        mx.eval(rows.arrays())
+        reading = device_memory.read_peak(before)
+        found.append(
+            PricedPass(
+                position=position,
+                by_dimensions=plain.of(chunk, position),
+                at_load=at_load.of(chunk, position),
+                learnt=learnt.of(chunk, position),
+                taken=reading.least,
+            )
+        )
+        learnt = learnt.after_pass(chunk, position, reading)
+    return found, learnt
+
+
+def examine(name: str, kind: PricedKind, chunks: Sequence[int], depth: int, gates: Gates) -> None:
+    model, config = model_of(kind)
+    plain = price_by_dimensions(model, blueprint_of(model, kv_bits=kind.kv_bits, kv_group_size=32), config)
+    _, loaded = passes(model, kind, plain, plain, chunk=MEASURED, depth=MEASURED)
+    for chunk in chunks:
+        first, seen = passes(model, kind, plain, loaded, chunk=chunk, depth=depth)
+        again, _ = passes(model, kind, plain, seen, chunk=chunk, depth=depth)
+        worst = max(first, key=lambda each: each.taken / each.learnt)
+        shown = (worst.by_dimensions, worst.at_load, worst.learnt, worst.taken)
+        low = min(each.learnt / max(1, each.taken) for each in again)
+        high = max(each.learnt / max(1, each.taken) for each in again if each.position >= 1024 or chunk == depth)
+        is_enough = low >= 0.9 and all(min(e.by_dimensions, e.learnt) >= LEAST * e.taken for e in first)
+        print(
+            f"  {name:22} {chunk:5} {worst.position:6}  {'  '.join(f'{nbytes_text(n):>10}' for n in shown)}"
+            f"  {low:6.2f} to {high:5.2f}{gates.check(is_enough and high <= MOST)}",
+            flush=True,
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kinds", nargs="+", choices=list(KINDS), default=list(KINDS))
+    parser.add_argument("--chunks", nargs="+", type=int, default=[128, 512])
+    parser.add_argument("--depth", type=int, default=4096)
+    options = parser.parse_args()
+    gates = Gates()
+    heads = ("dimensions", "at load", "learnt", "taken")
+    print(f"  {'':22} chunk     at  {'  '.join(f'{head:>10}' for head in heads)}  again, of what it took")
+    for name in options.kinds:
+        examine(name, KINDS[name], options.chunks, options.depth, gates)
+    if gates.num_broken > 0:
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main()
