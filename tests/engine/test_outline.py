@@ -52,6 +52,13 @@ def test_a_model_larger_than_any_memory_costs_none(tmp_path: Path) -> None:
     assert outline.tokens_within(-1) == outline.tokens_within(0) == 0
     assert outline.tokens_within(10 * outline.footprint.full) == 10
     assert outline.tokens_within(1 << 50) == 131072
+    # Of a machine that keeps nothing for passes, the last one takes a part: the scores of 16 tokens, and their rows.
+    room = 10_000 * outline.footprint.full
+    taken = outline.price.of(16, 10_000)
+    assert outline.price.per_key == 3 * 2 * 128 and taken > 16 * 10_000 * outline.price.per_key
+    assert outline.tokens_within(room, kept_for_passes=taken) == outline.tokens_within(room) == 10_000
+    assert outline.tokens_within(room, kept_for_passes=0) < outline.tokens_within(room + taken, kept_for_passes=0)
+    assert outline.tokens_within(room + taken, kept_for_passes=0) == 10_000
 
 
 def quantised(tmp_path: Path, config: dict[str, object]) -> ModelOutline:

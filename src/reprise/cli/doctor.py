@@ -18,7 +18,15 @@ from typing import Any
 import typer
 
 from reprise.cli.configuration import Configuration, with_options
-from reprise.cli.fitting import CHAT, FittingChats, advice, suggestion
+from reprise.cli.fitting import (
+    CHAT,
+    SMALL_MACHINES,
+    FittingChats,
+    advice,
+    on_a_small_machine,
+    suggestion,
+    working_set,
+)
 from reprise.cli.installation import mlx_fault
 from reprise.cli.process_limits import LEAST_DESCRIPTORS, weights_nbytes
 from reprise.cli.server_url import is_reprise_at
@@ -92,8 +100,8 @@ def examine(configuration: Configuration) -> Iterator[DoctorFinding]:
     for source in sources:
         yield _model(source)
         yield from _head(source, mtp=heads)
-        if source is not None and (finding := _room(source)) is not None:
-            yield finding
+        if source is not None:
+            yield from _room(source)
     if draft_model is not None:
         yield _model(draft_model, subject="draft model")
 
@@ -310,38 +318,47 @@ def _model(model: str | None, *, subject: str = "model") -> DoctorFinding:
     return _fine(subject, f"{model}, {nbytes_text(weights_nbytes(path))}")
 
 
-def _room(model: str) -> DoctorFinding | None:
-    """How long, and how many, the chats are that fit beside a model; None: it is not here, or cannot be served."""
+def _room(model: str) -> Iterator[DoctorFinding]:
+    """How long, and how many, the chats are that fit beside a model, here and on small machines; nothing if it is not
+    here, or cannot be served."""
     try:
         from reprise.cli.inspection import idle_chats  # noqa: PLC0415 (imports MLX)
         from reprise.core.errors import LoadFailed  # noqa: PLC0415
         from reprise.engine.memory import device_bytes, room_beside  # noqa: PLC0415
         from reprise.engine.models.load import model_directory  # noqa: PLC0415
-        from reprise.engine.running.outline import outline_of  # noqa: PLC0415
+        from reprise.engine.running.outline import ModelOutline, outline_of  # noqa: PLC0415
     except ImportError:
-        return None  # A separate finding.
+        return  # A separate finding.
 
-    def fit(kv_bits: int | None) -> FittingChats:
-        outline = outline_of(directory, model, kv_bits=kv_bits)
-        room = room_beside(outline.nbytes)
+    def fit(outline: ModelOutline, device_nbytes: int) -> FittingChats:
+        room = room_beside(outline.nbytes, device_nbytes=device_nbytes)
+        kept = max(0, device_nbytes - outline.nbytes - room)
         num = idle_chats(CHAT, outline.footprint, max(0, room)).num
-        return FittingChats(longest=outline.tokens_within(room), num_chats=num, context=outline.context)
+        longest = outline.tokens_within(room, kept_for_passes=kept)
+        return FittingChats(longest=longest, num_chats=num, context=outline.context)
 
     try:
         directory = model_directory(model, downloads=False)
-        plain = quantised = fit(None)
+        whole = packed = outline_of(directory, model)
     except (LoadFailed, OSError):
-        return None  # As the finding about the model says.
+        return  # As the finding about the model says.
+    if whole.embedder:
+        return
     with suppress(LoadFailed):
         # Heads of some models are too small for it.
-        quantised = fit(8)
+        packed = outline_of(directory, model, kv_bits=8)
+    plain, quantised = fit(whole, device_bytes()), fit(packed, device_bytes())
     if plain.longest == 0:
         text = "the weights leave no room for a single token"
     else:
         text = f"{plain} fit{'s' if plain.num_chats <= 1 else ''} beside the weights"
     mend = advice(plain, quantised, room=device_bytes())
     verdict = Severity.WRONG if plain.longest == 0 else Severity.ODD if mend else Severity.FINE
-    return DoctorFinding(subject="chats", verdict=verdict, text=text, mend=mend)
+    yield DoctorFinding(subject="chats", verdict=verdict, text=text, mend=mend)
+    for num_gb in SMALL_MACHINES:
+        there, more = working_set(num_gb), num_gb * 2**30 * 3 // 4
+        told = on_a_small_machine(fit(whole, there), fit(packed, there), fit(packed, more), num_gb=num_gb)
+        yield _fine(f"on {num_gb} GB", told)
 
 
 def _suggested() -> str:

@@ -61,6 +61,29 @@ class FittingChats:
         return f"a chat of {self.longest:,} tokens{of}{chats}"
 
 
+SMALL_MACHINES = (8, 16)
+"""Macs by their memory in GB, for which it is said what fits, wherever it is asked."""
+
+
+def working_set(num_gb: int) -> int:
+    """What macOS lets the GPU of such a Mac keep in memory: two thirds, unless `iogpu.wired_limit_mb` says more."""
+    return num_gb * 2**30 * 2 // 3
+
+
+def on_a_small_machine(plain: FittingChats, quantised: FittingChats, raised: FittingChats, *, num_gb: int) -> str:
+    """What fits there: plainly, with --kv-bits 8, and with three quarters of the memory for the GPU besides."""
+    limit = f"sudo sysctl iogpu.wired_limit_mb={num_gb * 768}"
+    if plain.longest == quantised.longest == raised.longest == 0:
+        found = suggestion(working_set(num_gb))
+        return "the weights leave no room for a chat" + (f"; {found.id} would" if found is not None else "")
+    parts = [str(plain) if plain.longest > 0 else "no chat"]
+    if quantised.longest > plain.longest:
+        parts.append(f"with --kv-bits 8 (approximate) {quantised}")
+    if not quantised.is_comfortable and raised.longest > quantised.longest:
+        parts.append(f"with `{limit}` too {raised}")
+    return "; ".join(parts)
+
+
 def advice(plain: FittingChats, quantised: FittingChats, *, room: int) -> str:
     """What to do where little fits; `quantised`: what fits with --kv-bits 8. "": nothing."""
     if plain.is_comfortable:
@@ -73,5 +96,4 @@ def advice(plain: FittingChats, quantised: FittingChats, *, room: int) -> str:
     if quantised.longest > plain.longest:
         parts.append(f"--kv-bits 8 holds {quantised} (approximate)")
     parts.append("--max-batch 1 leaves the memory to one chat")
-    parts.append("--prefill-chunk 512 needs less beside it")
     return f"{'; '.join(parts)}; or {other}."

@@ -133,9 +133,12 @@ def default_budget(model_nbytes: int) -> int:
     return max(64 * 2**20, room_beside(model_nbytes))
 
 
-def room_beside(model_nbytes: int) -> int:
-    """Bytes that a model leaves for layer states, less a margin; negative if it does not fit."""
-    return int((device_bytes() - model_nbytes) * _MARGIN)
+def room_beside(model_nbytes: int, *, device_nbytes: int | None = None) -> int:
+    """Bytes that a model leaves for layer states, less a margin; negative if it does not fit.
+
+    `device_nbytes`: of another device than this one.
+    """
+    return int(((device_bytes() if device_nbytes is None else device_nbytes) - model_nbytes) * _MARGIN)
 
 
 def cache_budget(settings: Settings, loaded: LoadedModel, *, least: int) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +16,14 @@ from mlx_lm.utils import (
 
 from reprise.core.errors import LoadFailed, first_line
 from reprise.core.kinds import Footprint
+from reprise.core.pass_price import PassPrice, beyond
 from reprise.engine.models.embedders import look_for_embedder
 from reprise.engine.models.headed import blueprint_with_head
 from reprise.engine.models.heads import attach_head
 from reprise.engine.models.load import check_config, check_makes_text, context_of
 from reprise.engine.models.model_files import check_weights, quantisation, read_config
 from reprise.engine.models.vision import why_blind
+from reprise.engine.running.pass_dimensions import price_by_dimensions
 from reprise.engine.running.runner import NO_STATE, footprint_of
 from reprise.engine.states.blueprint import Blueprint
 
@@ -38,19 +40,29 @@ class ModelOutline:
     context: int | None
     blueprint: Blueprint
     footprint: Footprint
+    price: PassPrice = field(default_factory=PassPrice)
+    """Of a prefill pass, by the model's dimensions."""
     embedder: str = ""
     """How it makes vectors or scores; empty: it makes text."""
 
-    def tokens_within(self, nbytes: int) -> int:
-        """The longest chat, up to the context, whose layer states fit in `nbytes`; 0 if not even one token fits."""
+    def tokens_within(self, nbytes: int, *, kept_for_passes: int | None = None) -> int:
+        """The longest chat, up to the context, whose layer states fit in `nbytes`; 0 if not even one token fits.
+
+        With what its last pass takes in the smallest chunk, beyond what is kept for passes beside `nbytes`.
+        """
+
+        def taken(position: int) -> int:
+            return self.footprint.at(position) + beyond(kept_for_passes, self.price.of(_SMALLEST_CHUNK, position))
+
         low, high = 0, self.context if self.context is not None else _LONGEST
         while low < high:
             middle = (low + high + 1) // 2
-            low, high = (middle, high) if self.footprint.at(middle) <= nbytes else (low, middle - 1)
+            low, high = (middle, high) if taken(middle) <= nbytes else (low, middle - 1)
         return low
 
 
 _LONGEST = 1 << 20
+_SMALLEST_CHUNK = 16
 
 
 def outline_of(
@@ -86,6 +98,7 @@ def outline_of(
         model, head = attach_head(model, config, directory, mtp=mtp)
         blueprint = blueprint_with_head(model, kv_bits=kv_bits)
         footprint = footprint_of(model, blueprint)
+        price = price_by_dimensions(model, blueprint, config)
     except LoadFailed:
         raise
     except Exception as error:
@@ -98,6 +111,7 @@ def outline_of(
         context=context_of(config),
         blueprint=blueprint,
         footprint=footprint,
+        price=price,
     )
 
 
