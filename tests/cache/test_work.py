@@ -52,7 +52,7 @@ class CountedEntries:
         return CountedEntries(self.num + sum(other.nbytes for other in others))
 
 
-class Source:
+class EmptySource:
     def segment_nbytes(self, kind: KvKind, length: int) -> int:
         return length
 
@@ -71,7 +71,7 @@ def one_edge(kind: KvKind, num_checkpoints: int) -> PrefixCache:
     cache = PrefixCache(Layout(kinds=(Full(), kind)), sizes=SegmentSizes(longest=STEP, tail=STEP))
     tokens = as_tokens(range(STEP * num_checkpoints))
     for stop in range(STEP, len(tokens) + 1, STEP):
-        cache.commit(tokens[:stop], Source(), kind=BoundaryKind.SYSTEM)
+        cache.commit(tokens[:stop], EmptySource(), kind=BoundaryKind.SYSTEM)
     while cache.compact_path(tokens) > 0:
         pass
     assert cache.stats.num_nodes == 2, "the root and one edge"
@@ -103,7 +103,7 @@ def test_a_commit_at_the_end_reads_the_end(kind: KvKind) -> None:
         cache = one_edge(kind, num_checkpoints)
         tokens = as_tokens(range(STEP * num_checkpoints + STEP))
         WORK.clear()
-        cache.commit(tokens, Source(), kind=BoundaryKind.SYSTEM)
+        cache.commit(tokens, EmptySource(), kind=BoundaryKind.SYSTEM)
         work.append(Counter(WORK))
         cache.check()
     short, long = work
