@@ -63,11 +63,6 @@ _TYPE_NAMES: Mapping[type, str] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JsonArguments:
-    """All arguments as one JSON object."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class KeyedArguments:
     """Arguments one by one: `key_opening` key `value_opening` value `value_ending`, joined by `between`.
 
@@ -140,18 +135,19 @@ class KeyedArguments:
 class CallFormat:
     """A section of calls is `start` `opening` call (`between` call)* `ending` `end`.
 
-    A call is `head` name `middle` arguments `tail`. `start` and `end` are the markers at which content ends and begins
-    again. `between` is None where the template takes one call at a time. With `has_own_section` each call stands in a
-    separate section, and `between` is what joins sections. `is_bare`: the section begins with plain text, so it is
-    one only where the answer begins. `words_name`: content for the user is addressed to this name as a call
-    is to a function's, and the generation prompt has written the first `start` ("": neither is so).
+    A call is `head` name `middle` arguments `tail`; `arguments` None: they are one JSON object. `start` and `end` are
+    the markers at which content ends and begins again. `between` is None where the template takes one call at a time.
+    With `has_own_section` each call stands in a separate section, and `between` is what joins sections. `is_bare`: the
+    section begins with plain text, so it is one only where the answer begins. `words_name`: content for the user is
+    addressed to this name as a call is to a function's, and the generation prompt has written the first `start` ("":
+    neither is so).
     """
 
     start: str
     opening: str
     head: str
     middle: str
-    arguments: JsonArguments | KeyedArguments
+    arguments: KeyedArguments | None
     tail: str
     between: str | None
     ending: str
@@ -175,7 +171,7 @@ class CallFormat:
     def texts(self) -> tuple[str, ...]:
         """All pieces of markup, in which special tokens may stand."""
         texts: list[str] = [getattr(self, name) or "" for name in _MARKUP]
-        if isinstance(self.arguments, KeyedArguments):
+        if self.arguments is not None:
             texts += [getattr(self.arguments, name) for name in _KEYED_MARKUP]
             texts += [opening for _, opening in self.arguments.openings]
         return tuple(texts)
@@ -183,7 +179,7 @@ class CallFormat:
     def mapped(self, change: Callable[[str], str]) -> "CallFormat":
         """The same format with each piece of markup changed."""
         arguments = self.arguments
-        if isinstance(arguments, KeyedArguments):
+        if arguments is not None:
             changed = {name: change(getattr(arguments, name)) for name in _KEYED_MARKUP}
             openings = tuple((kind, change(opening)) for kind, opening in arguments.openings)
             arguments = replace(arguments, openings=openings, **changed)
@@ -200,7 +196,7 @@ class CallFormat:
 
     def _written_call(self, number: int, name: str, arguments: Mapping[str, Any]) -> str:
         keyed = self.arguments
-        if isinstance(keyed, JsonArguments):
+        if keyed is None:
             text = json_text(arguments)
         else:
             text = keyed.between.join(keyed.written(key, value) for key, value in arguments.items())
@@ -217,19 +213,19 @@ _MADE_ID = "a1B2c3D4e"
 """The id in written calls: calls and results are joined by their order where they are text."""
 
 
-ARGUMENTS_ALONE = CallFormat(
-    start="{",
+HARMONY_CALLS = CallFormat(
+    start="<|channel|>commentary to=functions.",
     opening="",
     head="",
-    middle="",
-    arguments=JsonArguments(),
+    middle=" <|constrain|>json<|message|>",
+    arguments=None,
     tail="",
     between=None,
     ending="",
-    end="",
+    end="<|call|>",
     has_own_section=True,
 )
-"""A call of which only the arguments are written, as JSON: a channel's header names the function."""
+"""The calls of gpt-oss, in which a channel's header names the function."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -320,7 +316,7 @@ def known_formats(start: str, end: str) -> tuple[CallFormat, ...]:
         """A format from a call with NAME and ARGUMENTS in it, an argument with KEY and VALUE ("": they are JSON)."""
         head, middle, tail = re.split("NAME|ARGUMENTS", call)
         opening, ending = section.split("CALLS")
-        arguments: JsonArguments | KeyedArguments = JsonArguments()
+        arguments: KeyedArguments | None = None
         if argument:
             before, inside, behind = re.split("KEY|VALUE", argument)
             arguments = KeyedArguments(

@@ -7,7 +7,7 @@ from reprise.chat.answers.answer_format import AnswerFormat
 from reprise.chat.answers.markup import NORMAL, TOOL_IN_REASONING, Channel, part_of
 from reprise.chat.answers.reader import CallCut, CallFailed, Event, TextChunk, Transition
 from reprise.chat.answers.stop import ContentText
-from reprise.chat.call_format import ARGUMENTS_ALONE
+from reprise.chat.call_format import HARMONY_CALLS
 from reprise.chat.calls.call_reader import CallArguments, CallBegan, CallEnded, CallEvent, CallReader
 from reprise.chat.tools import is_encodable, make_calls, new_call_id, parse_calls
 
@@ -197,7 +197,7 @@ class AnswerParser:
             opening = turn.marker if turn.function is None else ""
             self._call = _OpenCall(opening=opening, function=turn.function, state=turn.to)
             if turn.function is not None:
-                self._call.reader = CallReader(ARGUMENTS_ALONE, tools=self._tools, name=turn.function)
+                self._call.reader = CallReader(HARMONY_CALLS, tools=self._tools, name=turn.function)
         elif to is Channel.REASONING and source not in {Channel.REASONING, Channel.CALL}:
             self._reasoning.begin_block()
         return deltas

@@ -20,7 +20,6 @@ from reprise.chat.call_format import (
     INDEX,
     KEY,
     CallFormat,
-    JsonArguments,
     KeyedArguments,
     ModelCalls,
     known_formats,
@@ -241,7 +240,7 @@ class FormatDraft:
 
     around: Around
     middle: str
-    arguments: JsonArguments | KeyedArguments
+    arguments: KeyedArguments | None
     words_name: str
 
     def format(self, probes: CallProbes) -> CallFormat:
@@ -353,10 +352,10 @@ def _lead(probes: CallProbes, before: str) -> str:
     return lead
 
 
-def _arguments(probes: CallProbes, after_name: str, name_at: int) -> tuple[JsonArguments | KeyedArguments, str, str]:
-    """How arguments are written, what stands between the name and them, and what follows them."""
+def _arguments(probes: CallProbes, after_name: str, name_at: int) -> tuple[KeyedArguments | None, str, str]:
+    """How arguments are written (None: as JSON), what stands between the name and them, and what follows them."""
     shown = _around_json(probes.calls([(NAME, EVERY_TYPE)])[name_at + len(NAME) :], EVERY_TYPE)
-    return _keyed(probes, after_name, name_at) if shown is None else (JsonArguments(), *shown)
+    return _keyed(probes, after_name, name_at) if shown is None else (None, *shown)
 
 
 def _around_json(text: str, arguments: Mapping[str, Any]) -> tuple[str, str] | None:
@@ -452,7 +451,7 @@ def _quoting(opening: str, ending: str, before: str | None) -> tuple[str, str, s
 
 
 def _two_calls(
-    probes: CallProbes, name_at: int, middle: str, arguments: JsonArguments | KeyedArguments
+    probes: CallProbes, name_at: int, middle: str, arguments: KeyedArguments | None
 ) -> tuple[str, str, str] | None:
     """What stands between the first call's arguments and the second's name; None where a template has one call only.
 
@@ -467,7 +466,7 @@ def _two_calls(
     second_at = rest.rfind(OTHER, 0, rest.find(SECOND_VALUE)) if SECOND_VALUE in rest else -1
     if second_at < 0:
         return None
-    if isinstance(arguments, JsonArguments):
+    if arguments is None:
         first = _around_json(rest[:second_at], {FIRST_KEY: FIRST_VALUE})
         if first is None:
             raise NotLearnt
@@ -484,7 +483,7 @@ def _two_calls(
         inter = inter[len(value_ending) :]
         behind = rest[second_at + len(OTHER) :][: len(middle)]
         last = ""
-    if len(behind) == len(middle) or isinstance(arguments, JsonArguments):
+    if len(behind) == len(middle) or arguments is None:
         middle = _numbered(_with_holes(middle), _with_holes(behind))
     return inter, middle, last
 

@@ -12,7 +12,6 @@ from typing import Any, NoReturn, cast
 
 from reprise.chat.call_format import (
     CallFormat,
-    JsonArguments,
     KeyedArguments,
     Matched,
     Need,
@@ -199,7 +198,7 @@ class CallReader:
             return
         if (form.is_bare or form.words_name) and name not in self._schemas:
             raise NotACall
-        if isinstance(form.arguments, JsonArguments):
+        if form.arguments is None:
             yield from self._json_begins()
             self._begin_call(name)
             yield from self._json_arguments()
@@ -210,7 +209,7 @@ class CallReader:
             self._at = tail.stop
         elif self._is_final and not self._is_ended:
             raise _CallCutOff
-        elif isinstance(form.arguments, KeyedArguments):
+        elif form.arguments is not None:
             # Whether another argument should have followed is not known.
             raise NotACall
         self._end_call()
@@ -243,7 +242,7 @@ class CallReader:
         yield from self._space()
         end = self._form.middle.lstrip()[:1]
         keyed = self._form.arguments
-        if end == "" and isinstance(keyed, KeyedArguments):
+        if end == "" and keyed is not None:
             end = keyed.key_opening.lstrip()[:1]
         start = at = self._at
         while True:

@@ -7,7 +7,7 @@ Such a template describes calls to the model beside the tools: by an example wit
 import re
 from collections.abc import Collection, Sequence
 
-from reprise.chat.call_format import CallFormat, JsonArguments, known_formats
+from reprise.chat.call_format import CallFormat, known_formats
 from reprise.chat.scan import common_length
 
 _EXAMPLE = re.compile(
@@ -79,7 +79,7 @@ def _format(
         opening=opening,
         head=head + '"',
         middle='"' + example["middle"],
-        arguments=JsonArguments(),
+        arguments=None,
         tail=example["tail"] + tail,
         between=between,
         ending=ending,

@@ -14,12 +14,12 @@ from typing import Any, cast
 
 from reprise.chat.answers.markup import is_harmony
 from reprise.chat.call_format import (
+    HARMONY_CALLS,
     ID,
     ID_START,
     ID_STOP,
     INDEX,
     CallFormat,
-    JsonArguments,
     KeyedArguments,
     type_name,
 )
@@ -112,7 +112,10 @@ def call_grammar(
         return None
     functions = _chosen([function_of(tool) for tool in tools], tool_choice)
     if is_harmony(text_model):
-        return _harmony_grammar(text_model, functions)
+        ends_itself = text_model.splitters.get("<|call|>") in text_model.eos
+        form = replace(HARMONY_CALLS, end="") if ends_itself else HARMONY_CALLS
+        grammar = _grammar(text_model, form, functions, lead=harmony_lead(text_model), more=HARMONY_RULES)
+        return replace(grammar, is_whole=True)
     form = text_model.calls.format
     if form is None:
         reason = (
@@ -151,30 +154,22 @@ def _grammar(
     form: CallFormat,
     functions: Sequence[dict[str, Any]],
     *,
-    is_repeated: bool,
+    is_repeated: bool = False,
+    lead: str = "",
+    more: str = "",
 ) -> Grammar:
+    """The grammar of calls of these functions. `lead` stands before them; `more` are rules that it needs."""
     rules = _Rules(lambda text: lark_markup(text_model, text))
     calls = [rules.call(form, function) for function in functions]
     start, end = rules.literal(form.start + form.opening), rules.literal(form.ending + form.end)
     between = rules.literal(form.between or "")
-    more = ""
+    others = ""
     if is_repeated:
-        more = f"({between} {start} call {end})*" if form.has_own_section else f"({between} call)*"
+        others = f"({between} {start} call {end})*" if form.has_own_section else f"({between} call)*"
     first = rules.literal(form.opening) if form.words_name else start
-    body = f"{first} call {end} {more}" if form.has_own_section else f"{first} call {more} {end}"
-    return rules.grammar(start=body, call=" | ".join(calls))
-
-
-def _harmony_grammar(text_model: TextModel, functions: Sequence[dict[str, Any]]) -> Grammar:
-    rules = _Rules(lambda text: lark_markup(text_model, text))
-    calls: list[str] = []
-    for function in functions:
-        header = f"<|channel|>commentary to=functions.{function['name']} <|constrain|>json<|message|>"
-        calls.append(f"{rules.markup(header)} {rules.arguments(function)}")
-    ends_itself = text_model.splitters.get("<|call|>") in text_model.eos
-    end = "" if ends_itself else rules.markup("<|call|>")
-    grammar = rules.grammar(start=f"{harmony_lead(text_model)} call {end}", call=" | ".join(calls), more=HARMONY_RULES)
-    return Grammar(text=grammar.text, param=grammar.param, is_whole=True)
+    body = f"{first} call {end} {others}" if form.has_own_section else f"{first} call {others} {end}"
+    text = "\n".join((f"start: {f'{lead} {body}'.lstrip()}", f"call: {' | '.join(calls)}", *rules.rules)) + more
+    return lark(text, param="tool_choice")
 
 
 class _Rules:
@@ -182,12 +177,8 @@ class _Rules:
 
     def __init__(self, markup: Callable[[str], str]) -> None:
         self.markup = markup
-        self._rules: list[str] = []
+        self.rules: list[str] = []
         self._is_strict = False
-
-    def grammar(self, *, start: str, call: str, more: str = "") -> Grammar:
-        text = "\n".join((f"start: {start}", f"call: {call}", *self._rules)) + more
-        return lark(text, param="tool_choice")
 
     def literal(self, text: str) -> str:
         """Markup in which numbers and ids may stand."""
@@ -197,10 +188,10 @@ class _Rules:
     def call(self, form: CallFormat, function: dict[str, Any]) -> str:
         name, parameters = function["name"], self._parameters(function)
         name = json.dumps(name)[1:-1] if form.name_is_quoted else name
-        if isinstance(form.arguments, JsonArguments):
+        if form.arguments is None:
             arguments = self.json(parameters)
         else:
-            arguments = self._keyed(form.arguments, parameters)
+            arguments = self._members(form.arguments, parameters, parameters)
         return " ".join((self.literal(form.head + name + form.middle), arguments, self.literal(form.tail)))
 
     def _parameters(self, function: dict[str, Any]) -> dict[str, Any]:
@@ -209,36 +200,30 @@ class _Rules:
         parameters = function["parameters"]
         return parameters if self._is_strict else cast("dict[str, Any]", with_known_patterns(parameters))
 
-    def arguments(self, function: dict[str, Any]) -> str:
-        """A rule for the arguments of a function as JSON."""
-        return self.json(self._parameters(function))
-
     def json(self, parameters: dict[str, Any]) -> str:
         """A rule for an object of the schema, with no others where the schema names some."""
         closed = {"additionalProperties": False} if parameters["properties"] else {}
         schema = {"type": "object", **closed, **parameters}
         return self._rule(f"%json {self._schema_text(schema)}")
 
-    def _keyed(self, form: KeyedArguments, parameters: dict[str, Any]) -> str:
-        required = parameters.get("required", ())
+    def _members(self, form: KeyedArguments, schema: dict[str, Any], parameters: dict[str, Any], depth: int = 0) -> str:
+        """The arguments of a call, or the members of an object, in their order."""
+        properties: dict[str, Any] = schema.get("properties") or {}
         items = [
-            (self._argument(form, key, resolved(schema, parameters), parameters), key in required)
-            for key, schema in parameters["properties"].items()
+            (key, self._argument(form, key, resolved(_as_schema(part), parameters), parameters, depth))
+            for key, part in properties.items()
         ]
-        return self._joined(items, self.literal(form.between))
-
-    def _joined(self, items: Sequence[tuple[str, bool]], between: str) -> str:
-        """Items in their order, each with whether it has to be there, and what is between two of them."""
+        between, required = self.literal(form.between), schema.get("required", ())
         more, first = '""', '""'
-        for item, is_required in reversed(items):
+        for key, item in reversed(items):
             following = f"{between} {item} {more}"
             whole = f"{item} {more}"
-            first = self._rule(whole if is_required else f"{whole} | {first}")
-            more = self._rule(following if is_required else f"{following} | {more}")
+            first = self._rule(whole if key in required else f"{whole} | {first}")
+            more = self._rule(following if key in required else f"{following} | {more}")
         return first
 
     def _argument(
-        self, form: KeyedArguments, key: str, schema: dict[str, Any], parameters: dict[str, Any], depth: int = 0
+        self, form: KeyedArguments, key: str, schema: dict[str, Any], parameters: dict[str, Any], depth: int
     ) -> str:
         lead = self.literal(form.key_opening + key)
         if form.is_native or form.item:
@@ -286,17 +271,10 @@ class _Rules:
         return self._rule(" | ".join(ways) or f"{self._anything(form)} {self.literal(ending)}")
 
     def _object(self, form: KeyedArguments, schema: dict[str, Any], parameters: dict[str, Any], depth: int) -> str:
-        properties: dict[str, Any] = schema.get("properties") or {}
-        required = schema.get("required", ())
-        items = [
-            (self._argument(form, key, _as_schema(part), parameters, depth + 1), key in required)
-            for key, part in properties.items()
-        ]
-        comma = self.literal(form.between)
         if not form.has_bare_keys:
-            return self._joined(items, comma)
-        if items:
-            return f'"{{" {self._joined(items, comma)} "}}"'
+            return self._members(form, schema, parameters, depth + 1)
+        if schema.get("properties"):
+            return f'"{{" {self._members(form, schema, parameters, depth + 1)} "}}"'
         part = schema_of_part({**definitions_in(parameters), **schema}, "")
         return self._free_object(form, self._value(form, "", part, parameters, depth + 1))
 
@@ -320,8 +298,8 @@ class _Rules:
         """A rule for any value: as JSON, where the language reads it."""
         if not form.has_bare_keys:
             return self._rule(f"%json {self._schema_text({})}")
-        name = f"r{len(self._rules)}"
-        self._rules.append("")
+        name = f"r{len(self.rules)}"
+        self.rules.append("")
         comma = self.literal(form.between)
         ways = (
             self._string(form, {}, ""),
@@ -329,7 +307,7 @@ class _Rules:
             self._free_object(form, name),
             f'"[" ({name} ({comma} {name})*)? "]"',
         )
-        self._rules[int(name[1:])] = f"{name}: {' | '.join(ways)}"
+        self.rules[int(name[1:])] = f"{name}: {' | '.join(ways)}"
         return name
 
     # Text
@@ -391,8 +369,8 @@ class _Rules:
         return self._rule(body, kind="T")
 
     def _rule(self, body: str, *, option: str = "", kind: str = "r") -> str:
-        name = f"{kind}{len(self._rules)}"
-        self._rules.append(f"{name}{option}: {body}")
+        name = f"{kind}{len(self.rules)}"
+        self.rules.append(f"{name}{option}: {body}")
         return name
 
 
