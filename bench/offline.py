@@ -56,7 +56,7 @@ class OfflineServer:
         self._settles = settles
         self._cache = PrefixCache(sizes.layout())
         self._source = SizedSource(sizes, 1)
-        self._interval = interval_tokens(checkpoint_nbytes=sizes.snapshot, kv_nbytes_per_token=sizes.full)
+        self._interval = interval_tokens(checkpoint_nbytes=sizes.checkpoint, kv_nbytes_per_token=sizes.full)
         self._oracle = Oracle()
 
     def ask(self, request: ChatRequest) -> ReplayedRequest:

@@ -483,3 +483,37 @@ def test_a_prompt_that_is_larger_than_the_budget_keeps_a_beginning_in_place_of_a
     for _ in range(12):
         serve(cache, long, full)
     assert resumes_at(cache, long) >= 80
+
+
+class BySavedPerByte(Lru):
+    def score(self, candidate: EvictionCandidate) -> float:
+        return candidate.cost / candidate.nbytes
+
+
+def test_a_path_that_has_lost_its_end_is_worth_less_per_byte_from_then_on() -> None:
+    window = Sizes(full=1, window=1, window_tokens=8)
+    cache = PrefixCache(window.layout(), policy=BySavedPerByte())
+    long, other = run_of(1, 40), run_of(2, 100)
+    for tokens in (long[:20], long, other):
+        cache.commit(tokens, SizedSource(window, 1), kind=BoundaryKind.SYSTEM)
+        cache.compact_path(tokens)
+    # Within a path a checkpoint takes 7 window entries; at its end also all that lies before it, up to the next one.
+    kept: list[tuple[int, int]] = []
+    while cache.evict_one():
+        kept.append((resumes_at(cache, long), resumes_at(cache, other)))
+        cache.check()
+    assert kept == [(20, 100), (0, 100), (0, 0)]
+
+
+@pytest.mark.parametrize(("num_others", "cost"), [(0, 200), (1, 100)])
+def test_what_several_requests_resumed_from_is_counted_on_though_a_later_tip_supersedes_it(
+    num_others: int, cost: int
+) -> None:
+    cache = store("cost", HYBRID, None)
+    tokens = run_of(1, 200)
+    serve(cache, tokens[:100], HYBRID, kind=BoundaryKind.PROMPT_END)
+    for number in range(num_others):
+        serve(cache, join_tokens(tokens[:100], run_of(2 + number, 10)), HYBRID, kind=BoundaryKind.SYSTEM)
+    serve(cache, tokens, HYBRID, kind=BoundaryKind.PROMPT_END)
+    costs = {checkpoint.position: candidate.cost for checkpoint, candidate in cache.would_evict(10)}
+    assert costs[200] == cost

@@ -245,10 +245,16 @@ def _current_below(node: Node, limit: int, *, leaving: frozenset[BoundaryKind] =
     above: Node | None = node
     while above is not None:
         for checkpoint in above.checkpoints.down_from(limit):
-            if not checkpoint.is_superseded and checkpoint.kind not in leaving:
+            if _is_shared(checkpoint) or not (checkpoint.is_superseded or checkpoint.kind in leaving):
                 return checkpoint.position
         above = above.parent
     return 0
+
+
+def _is_shared(checkpoint: Checkpoint) -> bool:
+    """Whether several requests have resumed there, or several paths go on from there."""
+    num_branches = len(checkpoint.node.children) if checkpoint.position == checkpoint.node.stop else 0
+    return num_branches > 1 or checkpoint.num_uses > 1
 
 
 def _checkpoint_below(checkpoint: Checkpoint) -> int:

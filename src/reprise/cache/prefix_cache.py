@@ -690,16 +690,21 @@ class PrefixCache:
             if stop > node.start:
                 if stop < node.stop:
                     self.tree.shorten(node, stop)
+                    self._place_end(node)
                 return
             node = self._remove(node)
 
     def _remove(self, leaf: Node) -> Node:
         """Remove a leaf; returns its parent."""
         parent = self.tree.remove(leaf)
-        end = parent.checkpoints.get(parent.stop)
-        if end is not None:
-            self.order.place(end)  # Fewer paths continue from it.
+        self._place_end(parent)  # Fewer paths continue from it.
         return parent
+
+    def _place_end(self, node: Node) -> None:
+        """Re-evaluate the checkpoint at the end of this edge, if there is one: its score may have fallen."""
+        end = node.checkpoints.get(node.stop)
+        if end is not None:
+            self.order.place(end)
 
     # Sharing buffers with sequences.
 

@@ -31,6 +31,11 @@ class Sizes:
             kinds = (*kinds, Window(max(1, self.window_tokens // unit)))
         return Layout(kinds=kinds, has_snapshots=self.snapshot > 0)
 
+    @property
+    def checkpoint(self) -> int:
+        """Bytes of a further checkpoint, far from any other."""
+        return self.window * self.window_tokens + self.snapshot
+
     def of_kind(self, kind: KvKind) -> int:
         """Bytes of one token's entries of this kind."""
         return self.full if isinstance(kind, Full) else self.window

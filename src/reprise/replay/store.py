@@ -49,7 +49,7 @@ class Replay:
         )
         self._source = SizedSource(sizes, unit)
         self._interval = max(
-            1, interval_tokens(checkpoint_nbytes=sizes.snapshot, kv_nbytes_per_token=sizes.full) // unit
+            1, interval_tokens(checkpoint_nbytes=sizes.checkpoint, kv_nbytes_per_token=sizes.full) // unit
         )
 
     def take(self, request: Request) -> int:
