@@ -23,6 +23,13 @@ _ALIASES = ("tests/api/test_model_aliases.py",)
 
 API_MUTANTS = (
     _mutant(
+        "ChatService.called",
+        "how sub-agents begin is computed behind the answer that starts them",
+        "job_id = reply.running[0].job_id",
+        "job_id = None",
+        tests=("tests/workloads/test_sub_agents.py", "-k", "written"),
+    ),
+    _mutant(
         "inherited_listener",
         "a server takes the socket that was passed to another process",
         'environment.pop("LISTEN_PID", None) == str(os.getpid())',

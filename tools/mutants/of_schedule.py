@@ -17,6 +17,18 @@ SCHEDULE_MUTANTS = (
         "",
     ),
     _mutant(
+        "_only_answer",
+        "what one answer starts is settled beside others",
+        "len(requests.decoding) != 1",
+        "not requests.decoding",
+    ),
+    _mutant(
+        "_settle_beside",
+        "what is there takes a row to compute nothing",
+        "num_left(job) > 1",
+        "num_left(job) > 0",
+    ),
+    _mutant(
         "_admissible",
         "a job that is too big for now is overtaken",
         "if job.live_nbytes + dearest > room and (not is_first):\n    break",
