@@ -226,7 +226,7 @@ def test_what_a_sub_agent_that_has_ended_left_goes_before_older_chats(
         for number in range(3):
             filler(server, 10 + number).ask("Hi")
         computed = [chat.ask("And?").num_computed for chat in older]
-        assert (max(computed) < 100) is has_ids, computed
+        assert max(computed) < 100 or not has_ids, computed
         begun = next_child.ask("Look, too.")
         assert begun.num_computed < 40, "how all of them begin is still there"
         ended = child.ask("And now?")
