@@ -90,11 +90,12 @@ class DrivenEngine:
         disk_block: int | None = None,
         load: Callable[[], LoadedModel] | None = None,
         thread: EngineThread | None = None,
+        nbytes: int = 0,
         **settings: Any,
     ) -> None:
         """`model`: the architecture of a tiny model, or a directory; `load` makes another one.
 
-        `thread`: with other models.
+        `thread`: with other models, its own weights taking `nbytes`.
         """
         # What runs while idle is for tests that ask for it.
         settings.setdefault("is_audit_off", True)
@@ -109,6 +110,7 @@ class DrivenEngine:
             self.settings,
             load=load,
             thread=thread,
+            nbytes=nbytes,
             shares_from=shares_from,
             disk_block=disk_block,
         )

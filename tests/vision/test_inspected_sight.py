@@ -46,7 +46,7 @@ def test_inspect_says_how_a_model_sees(family: str, tokens: int, ways: tuple[str
     assert ("rows and columns" in images.positions) == (family == "qwen3_5")
     if family != "gemma4":
         assert images.tokens == tokens
-    assert images.nbytes > 0
+    assert images.nbytes > 0 and images.tower_s > 0
 
 
 def test_inspect_says_that_a_model_takes_text_alone() -> None:

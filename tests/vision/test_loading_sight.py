@@ -82,6 +82,20 @@ def test_a_family_whose_source_is_wrong_takes_text_alone(tmp_path: Path, caplog:
     assert placeholders == 4 * (made["pixel_values"].shape[0] + 1)
 
 
+def test_a_model_with_states_of_an_unknown_class_takes_text_alone(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from mlx_vlm.models.cache import KVCache  # noqa: PLC0415 (an extra)
+
+    from reprise.engine.models.vlm_source import VlmModel  # noqa: PLC0415 (the same)
+
+    monkeypatch.setattr(VlmModel, "make_cache", lambda model: [type("ItsOwn", (KVCache,), {})() for _ in range(2)])
+    with caplog.at_level(logging.WARNING):
+        loaded = load_model(str(seeing_model("qwen3_5")))
+    assert loaded.vision is None and loaded.text.images is None
+    assert any("class of their own (ItsOwn)" in record.message for record in caplog.records)
+
+
 def test_a_template_without_a_place_for_images_takes_none() -> None:
     seen = seeing("qwen3_5")
     source = str(seeing_model("qwen3_5"))

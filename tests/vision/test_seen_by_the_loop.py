@@ -18,6 +18,7 @@ from reprise.core.failpoints import ACTIONS, Failpoint
 from reprise.core.images import PromptImage, digest_of
 from reprise.core.job import Purpose, Sampling
 from reprise.core.pass_price import PassPrice
+from reprise.core.pin import pin_id
 from reprise.core.prompt import Boundary, BoundaryKind, Prompt
 from reprise.core.sizes import Bytes
 from reprise.core.tokens import Span, as_tokens, join_tokens
@@ -155,20 +156,49 @@ def test_a_chat_is_warm_after_a_restart_and_its_images_are_not_encoded_again(fam
     engine.close()
 
 
-@pytest.mark.parametrize("family", MAIN)
-def test_requests_that_take_turns_in_a_small_memory_encode_each_image_once(family: str) -> None:
+@pytest.mark.parametrize(("family", "rooms"), [("qwen3_5", 2.5), ("gemma3", 2)])
+def test_requests_that_take_turns_in_a_small_memory_encode_each_image_once(family: str, rooms: float) -> None:
     """A request that is preempted still needs its images."""
     plain = SeeingEngine(family)
-    prompts = [plain.chat([f"Picture {seed}: ", picture(seed), "Say all that you see."]) for seed in range(1, 4)]
-    expected = [plain.cold_answer(prompt, num=150) for prompt in prompts]
-    room = plain.ask(lambda worker: worker.runner.most_live_nbytes(256 + 64, chunk=64))
+    ask = "Say all that you see. " * 12
+    prompts = [plain.chat([f"Picture {seed}: ", picture(seed), ask]) for seed in range(1, 4)]
+    expected = [plain.cold_answer(prompt, num=300) for prompt in prompts]
+    room = plain.ask(lambda worker: worker.runner.most_live_nbytes(400, chunk=64))
     plain.close()
-    tight = SeeingEngine(family, cache_bytes=2 * room, prefill_chunk=64)
-    running = tight.ask(lambda worker: [tight.begin(prompt, num=150) for prompt in prompts])
+    tight = SeeingEngine(family, cache_bytes=int(rooms * room), prefill_chunk=64)
+    running = tight.ask(lambda worker: [tight.begin(prompt, num=300) for prompt in prompts])
     assert [each.wait().tokens for each in running] == expected
+    assert tight.loop.status().counts.num_preemptions > 0
     assert tight.num_encoded == 3
     tight.check()
     tight.close()
+
+
+@pytest.mark.parametrize("family", MAIN)
+def test_a_pinned_prefix_keeps_its_image_while_others_fill_the_memory(family: str) -> None:
+    plain = SeeingEngine(family)
+    room = plain.ask(lambda worker: worker.runner.most_live_nbytes(512, chunk=64))
+    plain.close()
+    engine = SeeingEngine(family, cache_bytes=2 * room, prefill_chunk=64)
+    words = "What is on it? " * 12
+    chats = [[[f"Picture {seed}: ", picture(seed), words]] for seed in range(8)]
+    prompt = engine.chat(*chats[0])
+    boundary = Boundary(len(prompt) - NUM_BEHIND_STABLE, BoundaryKind.EXPLICIT)
+    pinned = replace(prompt, boundaries=(boundary,))
+    engine.answer(pinned, pin_for_s=float("inf"))
+    (pin,) = engine.loop.pins("").result(PATIENCE_S).pins
+    assert (pin.num_tokens, pin.id) == (boundary.position, pin_id(pinned.tokens[: boundary.position]))
+    assert pin.num_tokens > pinned.images[0].span.stop
+    for chat in chats[1:] * 2:
+        engine.answer(stable(engine.chat(*chat)))
+    assert engine.ask(lambda worker: worker.cache.stats.num_evictions) > 0
+    encoded = engine.num_encoded
+    warm = engine.answer(engine.chat(*chats[0], "Noise.", "Which colour?"))
+    assert warm.end.outcome.num_reused >= pin.num_tokens
+    assert engine.num_encoded == encoded, "what is resumed behind an image needs no rows of it"
+    assert warm.tokens == engine.cold_answer(warm.job.prompt)
+    assert engine.loop.unpin(pin.id, namespace="").result(PATIENCE_S)
+    engine.close()
 
 
 @pytest.mark.parametrize("family", MAIN)
