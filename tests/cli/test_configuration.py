@@ -68,6 +68,7 @@ VALUES: dict[str, tuple[str, object, object]] = {
     "top_k": ("0", 0, 0),
     "min_p": ("0.05", 0.05, 0.05),
     "chat_template": ("{{ messages }}", "{{ messages }}", "{{ messages }}"),
+    "learnt": (FILE, FILE, FILE),
     "chat_template_args": ('{"a": null}', {"a": {"b": [1]}}, None),
     "thinking_budget": ("0", 0, 0),
     "max_context": ("999", 999, 999),

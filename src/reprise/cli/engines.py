@@ -244,9 +244,13 @@ def _service(
     """What answers for one of the models of an engine. What it renders as another one does, it remembers with it."""
     own, engines = entry.settings, served.group.settings
     text = loaded.text
-    if own.chat_template != engines.chat_template:
+    if _written_by(own) != _written_by(engines):
         text = with_template(
-            loaded, own.model, chat_template=own.chat_template, trusts_remote_code=own.trusts_remote_code
+            loaded,
+            own.model,
+            chat_template=own.chat_template,
+            learnt=own.learnt,
+            trusts_remote_code=own.trusts_remote_code,
         )
     fault = syntax_fault(text)
     if fault is not None:
@@ -271,9 +275,14 @@ def _service(
     return service
 
 
+def _written_by(settings: Settings) -> tuple[str | None, str | None]:
+    """What decides how a model's prompts and answers are written."""
+    return settings.chat_template, settings.learnt
+
+
 def _renders_alike(other: tuple[str, ChatService], loaded: LoadedModel, seen: Served, settings: Settings) -> bool:
     fingerprint, service = other
-    is_same_text = fingerprint == loaded.fingerprint and service.settings.chat_template == settings.chat_template
+    is_same_text = fingerprint == loaded.fingerprint and _written_by(service.settings) == _written_by(settings)
     return is_same_text and service.served.renderer.settings == seen.renderer.settings
 
 

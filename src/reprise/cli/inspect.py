@@ -15,6 +15,9 @@ def inspect(
     configuration: Configuration,
     *,
     as_numbers: Annotated[bool, Option("--json", help="Print JSON and nothing else.")] = False,
+    as_learnt: Annotated[
+        bool, Option("--learnt", help="Print what its chat template taught, as a TOML file that `--learnt FILE` takes.")
+    ] = False,
 ) -> None:
     """Show a model's layers, where it resumes, what its template does to earlier turns, and how many chats fit."""
     settings = configuration.one_model()
@@ -27,6 +30,11 @@ def inspect(
     from reprise.engine.models.load import load_model  # noqa: PLC0415
 
     with refusals():
+        if as_learnt:
+            from reprise.cli.inspection import learnt_file  # noqa: PLC0415
+
+            typer.echo(learnt_file(settings.model), nl=False)
+            return
         loaded = load_model(
             settings.model,
             kv_bits=settings.kv_bits,

@@ -3,18 +3,21 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from reprise.chat.answers.markup import is_harmony
+from reprise.chat.learnt import FILE_NAME, learnt_toml
 from reprise.chat.rendering.render import Renderer
 from reprise.chat.request import ChatRequest, Message
+from reprise.chat.templates.template import ChatTemplate
 from reprise.chat.templates.template_behavior import TemplateBehavior, find_behavior
 from reprise.chat.text_model import TextModel
 from reprise.core.clock import monotonic
 from reprise.core.errors import BadRequest
 from reprise.core.kinds import Chunk, Footprint, Full, KvKind, Layout, Window
 from reprise.core.sizes import nbytes_text
-from reprise.engine.models.load import LoadedModel
+from reprise.engine.models.load import LoadedModel, load_text_model
 from reprise.engine.models.vision import blank_image
 from reprise.engine.running.batching import reason_to_run_alone
 from reprise.engine.running.runner import Runner
@@ -283,6 +286,42 @@ def _describe(spec: Spec) -> str:
             return " and ".join(_describe(part) for part in parts)
         case _:
             return f"own cache class ({type(spec.prototype).__name__})"
+
+
+def learnt_file(model: str) -> str:
+    """What the chat template of a model taught, as `--learnt FILE` takes it; in remarks what is found for each chat
+    anew, and cannot be set. Reads no weights. Raises LoadFailed."""
+    text = load_text_model(model)
+    lines = [f"# What the chat template of {Path(model).name} taught. Beside the model, as {FILE_NAME}, or with"]
+    lines += ["# --learnt FILE, this says so instead of the template; a table that is left out is learnt."]
+    try:
+        behavior = find_behavior(text)
+    except BadRequest as error:
+        lines += [f"# It could not be rendered: {error}"]
+    else:
+        lines += ["#", "# Boundaries are found by rendering each chat with made-up next turns. This template's:"]
+        template = ChatTemplate(text)
+        found = {**_of_behavior(behavior), "reasoning is given as": template.reasoning_key}
+        ids = template.id_length
+        found["ids of calls"] = "as they are" if ids is None else f"letters and digits, {ids} of them"
+        lines += [f"#   {name}: {value}" for name, value in found.items()]
+    if text.calls.example:
+        lines += ["#", "# A call:", *(f"#   {line}" for line in text.calls.example.splitlines())]
+    return "\n".join(lines) + "\n\n" + learnt_toml(text)
+
+
+def _of_behavior(behavior: TemplateBehavior) -> Mapping[str, str]:
+    loop = behavior.in_tool_loop
+    keeps = behavior.keeps_prompt_end
+    return {
+        "thinking of earlier turns": str(behavior.thoughts),
+        "thinking in a tool loop": "no calls are written" if loop is None else str(loop),
+        "the generation prompt": "opens thinking" if behavior.opens_thinking else "ends before the answer",
+        "its end in the next turn": "refused" if keeps is None else "kept" if keeps else "rewritten",
+        "system text": str(behavior.system),
+        "tools": str(behavior.tools),
+        "dates": str(behavior.dates),
+    }
 
 
 def idle_chats(tokens: int, footprint: Footprint, budget: int) -> Chats:

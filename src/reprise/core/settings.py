@@ -307,6 +307,15 @@ class Settings:
         str | None,
         _answers("chat-template", TEMPLATE, "Jinja template, or a file with one, to use instead of the model's."),
     ] = None
+    learnt: Annotated[
+        str | None,
+        _answers(
+            "learnt",
+            FILE,
+            "TOML that says what thinking, content and tool calls stand between, instead of what is learnt from the "
+            "template; `reprise inspect MODEL --learnt` prints one. If not set, reprise-learnt.toml beside the model.",
+        ),
+    ] = None
     chat_template_args: Annotated[
         Mapping[str, Any],
         _answers(
@@ -532,6 +541,7 @@ MODEL_OPTIONS: Mapping[str, Option] = {
         "adapter_path",
         "adapters",
         "chat_template",
+        "learnt",
         "chat_template_args",
         "temperature",
         "top_p",
@@ -570,7 +580,13 @@ def settings_of(settings: Settings, alias: str) -> Settings:
     return replace(settings, models={}, **{**own, **table})
 
 
-ONE_MODEL: Mapping[str, Any] = {"adapter_path": None, "adapters": {}, "chat_template": None, "draft_model": None}
+ONE_MODEL: Mapping[str, Any] = {
+    "adapter_path": None,
+    "adapters": {},
+    "chat_template": None,
+    "learnt": None,
+    "draft_model": None,
+}
 """Options of single models: outside of a table they apply to the first model."""
 
 _OF_SERVERS = ("warm_file", "memory")

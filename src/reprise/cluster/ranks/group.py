@@ -253,6 +253,7 @@ def _load_shard(settings: Settings, group: mx.distributed.Group) -> LoadedModel:
         kv_bits=settings.kv_bits,
         kv_group_size=settings.kv_group_size,
         chat_template=settings.chat_template,
+        learnt=settings.learnt,
         trusts_remote_code=settings.trusts_remote_code,
         shard=lambda model: _shard(model, settings.model, group),
     )

@@ -15,6 +15,7 @@ from mlx import nn
 from mlx.utils import tree_flatten
 from mlx_lm.utils import load_adapters
 
+from reprise.chat.learnt import FILE_NAME
 from reprise.core.errors import LoadFailed, first_line
 from reprise.core.settings import Settings
 from reprise.engine.models.fingerprint import fingerprint_of
@@ -73,6 +74,7 @@ def _options(settings: Settings) -> dict[str, Any]:
         "kv_bits": settings.kv_bits,
         "kv_group_size": settings.kv_group_size,
         "chat_template": settings.chat_template,
+        "learnt": settings.learnt,
         "trusts_remote_code": settings.trusts_remote_code,
         "mtp": settings.head_source,
     }
@@ -86,7 +88,7 @@ def _place(source: str) -> Hashable:
 
 def _files(directory: Path) -> Hashable:
     """Names, sizes and times of the model's files, as a cheap check for changes."""
-    files = [*sorted(directory.glob(WEIGHTS)), directory / "config.json"]
+    files = [*sorted(directory.glob(WEIGHTS)), directory / "config.json", directory / FILE_NAME]
     facts = [(file.name, file.stat()) for file in files if file.is_file()]
     return tuple((name, stat.st_size, stat.st_mtime_ns, stat.st_ino) for name, stat in facts)
 

@@ -23,6 +23,7 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from reprise.chat.answers.thinking_learning import with_learnt_thinking
 from reprise.chat.calls.call_learning import learn_calls
 from reprise.chat.extent import extent_of
+from reprise.chat.learnt import FILE_NAME, with_learnt
 from reprise.chat.text_model import TextModel
 from reprise.core.embedding import Embedder
 from reprise.core.errors import LoadFailed, first_line
@@ -115,6 +116,7 @@ def load_model(
     kv_bits: int | None = None,
     kv_group_size: int = 64,
     chat_template: str | None = None,
+    learnt: str | None = None,
     trusts_remote_code: bool = False,
     downloads: bool = True,
     mtp: str = "off",
@@ -123,6 +125,8 @@ def load_model(
     embedder: str = "auto",
 ) -> LoadedModel:
     """Load a local directory or a hub id. `chat_template`: Jinja source instead of the model's. Raises LoadFailed.
+
+    `learnt`: a file to read instead of learning from the template; None: the one beside the model, if there is one.
 
     `mtp`: where its head is, see `attach_head`; a model in parts has none. `shard` reduces the model to this machine's
     part before its weights are read. `images`: "auto" or "off", whether the model sees where it can. `embedder`: see
@@ -160,7 +164,7 @@ def load_model(
         name=directory.name if is_local(source) else source,
         model=model,
         architecture=str(config.get("model_type", "unknown")),
-        text=_seeing_text(text_model_of(tokenizer, vocab_size=vocab_size), read.vision),
+        text=_whole_text(tokenizer, directory, vocab_size=vocab_size, vision=read.vision, learnt=learnt),
         blueprint=blueprint,
         vocab_size=vocab_size,
         context=context_of(config),
@@ -271,6 +275,7 @@ def on_weights_of(
     kv_bits: int | None = None,
     kv_group_size: int = 64,
     chat_template: str | None = None,
+    learnt: str | None = None,
     trusts_remote_code: bool = False,
     mtp: str = "off",
 ) -> LoadedModel:
@@ -290,7 +295,9 @@ def on_weights_of(
         head=head,
         nbytes=nbytes,
         name=Path(source).expanduser().name if is_local(source) else source,
-        text=with_template(held, source, chat_template=chat_template, trusts_remote_code=trusts_remote_code),
+        text=with_template(
+            held, source, chat_template=chat_template, learnt=learnt, trusts_remote_code=trusts_remote_code
+        ),
         blueprint=blueprint_with_head(model, kv_bits=kv_bits, kv_group_size=kv_group_size),
         fingerprint=_fingerprint(model, _facts(held.config, kv_bits, kv_group_size, held.vision)),
         base=held,
@@ -308,8 +315,20 @@ def _facts(config: Mapping[str, Any], kv_bits: int | None, kv_group_size: int, v
     return facts if vision is None else facts | {"vision": [vision.sight.source, vision.sight.files]}
 
 
-def _seeing_text(text: TextModel, vision: Vision | None) -> TextModel:
-    """The text side, with an image side if its template has a place for images."""
+def _whole_text(
+    tokenizer: TokenizerWrapper, directory: Path, *, vocab_size: int, vision: Vision | None, learnt: str | None
+) -> TextModel:
+    """The text side, as its template shows it or a file says, with an image side if the template has a place for
+    images."""
+    text = text_model_of(tokenizer, vocab_size=vocab_size)
+    file = directory / FILE_NAME if learnt is None else Path(learnt).expanduser()
+    if learnt is not None or file.is_file():
+        try:
+            content = file.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise LoadFailed(f"{file}: it cannot be read: {first_line(error)}") from error
+        text = with_learnt(text, content, source=str(file))
+        log.info("%s says what the chat template of %s writes", file, directory.name)
     return text if vision is None else replace(text, images=vision.reader.for_template_of(text))
 
 
@@ -481,14 +500,19 @@ def load_text_model(source: str) -> TextModel:
 
 
 def with_template(
-    loaded: LoadedModel, source: str, *, chat_template: str | None, trusts_remote_code: bool
+    loaded: LoadedModel,
+    source: str,
+    *,
+    chat_template: str | None,
+    learnt: str | None,
+    trusts_remote_code: bool,
 ) -> TextModel:
     """The text side of a model that was loaded from `source`, with another chat template (Jinja source; None: the
-    model's own). Raises LoadFailed."""
+    model's own) or another file of what is learnt. Raises LoadFailed."""
     directory = model_directory(source, downloads=False)
     chosen = _tokenizer_config(chat_template, trusts_remote_code=trusts_remote_code)
     tokenizer = _load_tokenizer(str(directory), source, chosen, eos=loaded.config.get("eos_token_id"))
-    return _seeing_text(text_model_of(tokenizer, vocab_size=loaded.vocab_size), loaded.vision)
+    return _whole_text(tokenizer, directory, vocab_size=loaded.vocab_size, vision=loaded.vision, learnt=learnt)
 
 
 def _load_tokenizer(directory: str, source: str, chosen: dict[str, Any], *, eos: Any) -> TokenizerWrapper:
