@@ -3,15 +3,18 @@
 The oracle remembers everything: a turn costs it what the turn adds to the prompt and answer before. Counts are exact.
 Exits with 1 unless computed / oracle is 1.00 and the tower ran once for each distinct image. With `--family`, for
 another family of `tests/vision/families.py`; with `--beside`, the same chat with mlx-vlm's own server, too, with its
-prefix cache on.
+prefix cache on. With `--text`, instead of that: how long text alone takes on a model that is loaded to see, as a
+multiple of what it takes on the same model from mlx-lm, in rounds of both by turns.
 """
 
 import argparse
 import base64
 import os
 import random
+import statistics
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +27,7 @@ from reprise.lab.bench.server_process import ServerProcess, free_port, server
 
 _TURNS = 20
 _NUM = 12
+_NUM_DECODED = 200
 _IMAGES = {0: 1, 3: 2, 4: 3, 9: 1, 12: 4, 17: 5}
 """Turn → the seed of its image; one comes twice."""
 
@@ -97,10 +101,40 @@ def beside(directory: Path) -> str:
     return f"computed {computed:,}, oracle {sum(oracle(turns)):,}: {computed / sum(oracle(turns)):.2f}"
 
 
+def seconds_of_text(client: httpx.Client, number: int) -> tuple[float, float]:
+    """How long a new prompt of some thousand tokens takes, and then an answer to it of which nothing is prefilled."""
+    words = random.Random(number).choices(("What", "is", "on", "this", "side", "of", "the", "lake", "?"), k=1500)
+    seconds: list[float] = []
+    for num in (1, _NUM_DECODED):
+        body = {"messages": [{"role": "user", "content": " ".join(words)}], "temperature": 0, "ignore_eos": True}
+        started_s = time.monotonic()
+        response = client.post("/v1/chat/completions", json={**body, "max_tokens": num}).raise_for_status()
+        seconds.append(time.monotonic() - started_s)
+        assert response.json()["usage"]["completion_tokens"] == num, response.text
+    return seconds[0], seconds[1]
+
+
+def text_alone(directory: Path, *, num_rounds: int) -> None:
+    """The same text on both sources, up at once and taking turns: medians of the ratios, and their quartiles."""
+    options = ("--no-audit", "--no-settle", "--drafts", "off")
+    with server(directory, *options) as seeing, server(directory, *options, "--images", "off") as blind:
+        ratios: list[tuple[float, float]] = []
+        for number in range(-1, num_rounds):
+            order = (seeing, blind) if number % 2 else (blind, seeing)
+            took = {client: seconds_of_text(client, number) for client in order}
+            # The round before the first also compiles.
+            if number >= 0:
+                ratios.append((took[seeing][0] / took[blind][0], took[seeing][1] / took[blind][1]))
+    for name, each in zip(("prefill", "decode"), zip(*ratios, strict=True), strict=True):
+        low, middle, high = statistics.quantiles(each, n=4)
+        print(f"  {name}: {middle:.2f} times mlx-lm's, quartiles {low:.2f} to {high:.2f}, {num_rounds} rounds")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--family", default="qwen3_5")
     parser.add_argument("--beside", action="store_true", help="also mlx-vlm's server")
+    parser.add_argument("--text", type=int, metavar="ROUNDS", help="text alone, on both sources, in so many rounds")
     options = parser.parse_args()
     from tests.vision.families import FAMILIES, FURTHER  # noqa: PLC0415 (the extra)
     from tests.vision.tiny import write_seeing_model  # noqa: PLC0415
@@ -108,6 +142,10 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         directory = Path(folder) / options.family
         write_seeing_model(directory, {**FAMILIES, **FURTHER}[options.family])
+        if options.text is not None:
+            print(f"{options.family}: text alone, on the source that sees")
+            text_alone(directory, num_rounds=options.text)
+            return 0
         with server(directory, "--no-audit", "--no-settle") as client:
             turns = chat(client)
             runs = encoded(client)

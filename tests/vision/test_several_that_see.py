@@ -12,7 +12,7 @@ from reprise.engine.models.load import LoadedModel, load_model
 from reprise.loop.engine_thread import EngineThread
 from reprise.memory import SharedMemory
 from reprise.schedule.models import ModelLimits
-from tests.loop.driving import PATIENCE_S, DrivenEngine
+from tests.loop.driving import DrivenEngine
 from tests.loop.restarts import words
 from tests.models.shared import loaded, loaded_anew
 from tests.vision.chats import picture, seeing
