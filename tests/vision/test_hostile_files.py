@@ -101,3 +101,23 @@ def test_health_is_answered_while_large_images_are_decoded() -> None:
                 slowest_s = max(slowest_s, time.monotonic() - began_s)
                 time.sleep(0.05)
     assert slowest_s < 1
+
+
+@pytest.mark.parametrize("name", ["cut off", "PDF", "20,000 x 1"])
+def test_a_chat_goes_on_behind_an_image_that_cannot_be_read(name: str) -> None:
+    content = png(*LINES[name]) if name in LINES else REFUSED[name][0]()
+    question = shows("Look: ", content, "What?")
+    call = {"id": "c", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+    result = [{"role": "assistant", "tool_calls": [call]}, {**question, "role": "tool", "tool_call_id": "c"}]
+    with seeing_server("qwen3_5", max_tokens=2) as client:
+
+        def ask(*chat: dict[str, Any]) -> httpx.Response:
+            return client.post("/v1/chat/completions", json={"messages": list(chat)})
+
+        assert ask(question).status_code == 400
+        for chat in ((question, shows("Never mind.")), (shows("Look."), *result)):
+            told = ask(*chat)
+            assert told.status_code == 200, told.text
+            record = client.get(f"/v1/cache/requests/{told.headers['x-request-id']}").json()
+            assert "left out, since they cannot be read: images: 1" in record["notes"]
+            assert record["images"] == []

@@ -40,6 +40,10 @@ class InvalidValue(BadRequest):
     code = "invalid_value"
 
 
+class UnreadableImage(BadRequest):
+    """An image is damaged, of another kind, or beyond a limit: sent again, it is that again."""
+
+
 class TemplateFailed(BadRequest):
     """The model's chat template rejected the messages, with this message."""
 

@@ -12,7 +12,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
-from reprise.core.errors import BadRequest
+from reprise.core.errors import BadRequest, UnreadableImage
 from reprise.core.images import ImageFile, digest_of
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ _known_lock = Lock()
 def image_of(content: bytes, *, detail: str | None = None, max_pixels: int, where: str | None = None) -> ImageFile:
     """The image in a file, of which the header alone is read. `detail` "low" has it scaled down.
 
-    Raises BadRequest for what is no image, for a kind that is not read, and for more pixels than `max_pixels`.
+    Raises UnreadableImage for what is no image, for a kind that is not read, and for more pixels than `max_pixels`.
     """
     detail = LOW if detail == LOW else "auto"
     digest = digest_of(content, detail=detail)
@@ -60,7 +60,7 @@ def image_of(content: bytes, *, detail: str | None = None, max_pixels: int, wher
 def pixels_of(image: ImageFile) -> Picture:
     """The image as a viewer shows it: its first frame, turned as its camera says, in RGB without transparency.
 
-    Color profiles are not applied, as in transformers. Raises BadRequest for a file that cannot be decoded.
+    Color profiles are not applied, as in transformers. Raises UnreadableImage for a file that cannot be decoded.
     """
     from PIL import ImageOps  # noqa: PLC0415 (an extra)
 
@@ -74,13 +74,13 @@ def pixels_of(image: ImageFile) -> Picture:
 
 def _check_size(width: int, height: int, *, max_pixels: int, where: str | None) -> None:
     if width * height > max_pixels or max(width, height) > _LONGEST_SIDE:
-        raise BadRequest(
+        raise UnreadableImage(
             f"An image has {width} x {height} pixels; at most {max_pixels:,} in all and {_LONGEST_SIDE:,} in one "
             "direction are read. Send it smaller, or start the server with --max-image-pixels.",
             param=where,
         )
     if width < 1 or height < 1:
-        raise BadRequest("An image has no pixels.", param=where)
+        raise UnreadableImage("An image has no pixels.", param=where)
 
 
 def _in_eight_bits(picture: Picture) -> Picture:
@@ -113,7 +113,7 @@ def _decoding(where: str | None) -> Generator[None]:
     except MemoryError as error:
         raise BadRequest("An image needs more memory than there is. Send it smaller.", param=where) from error
     except Exception as error:
-        raise BadRequest(_fault(error), param=where) from error
+        raise UnreadableImage(_fault(error), param=where) from error
 
 
 def _fault(error: Exception) -> str:

@@ -12,7 +12,7 @@ from reprise.api.service.image_fetching import ImageFetcher
 from reprise.chat.images import image_part, images_in
 from reprise.chat.request import Message
 from reprise.core.abandon import stop_if_abandoned
-from reprise.core.errors import BadRequest
+from reprise.core.errors import BadRequest, UnreadableImage
 from reprise.core.image_files import image_of
 from reprise.core.settings import Settings
 
@@ -59,7 +59,7 @@ class ImageParts:
         self._num = 0
 
     def read(self, fields: Mapping[str, Any], where: str) -> dict[str, Any]:
-        """The part of a chat for a part of a body. Raises BadRequest naming the field."""
+        """The part of a chat for a part of a body. Raises BadRequest, and UnreadableImage, naming the field."""
         self._num += 1
         if self._num > self._limits.num:
             raise BadRequest(
@@ -69,30 +69,32 @@ class ImageParts:
             )
         source, detail = _source_of(fields), _detail_of(fields)
         if source is None:
-            raise BadRequest(f"An image needs its data: {_HOW}.", param=where)
+            raise UnreadableImage(f"An image needs its data: {_HOW}.", param=where)
         if not source.is_url:
             return self._image(source.text, detail, where)
         scheme, _, rest = source.text.partition(":")
         if scheme.lower() == "data":
             head, comma, text = rest.partition(",")
             if comma == "" or re.search(r"; *base64\s*$", head, re.IGNORECASE) is None:
-                raise BadRequest("A data URL of an image must be in base64: `data:image/png;base64,...`.", param=where)
+                raise UnreadableImage(
+                    "A data URL of an image must be in base64: `data:image/png;base64,...`.", param=where
+                )
             # As browsers read it: `+` and `=` may be percent-encoded in a URL.
             return self._image(unquote_to_bytes(text).decode("latin-1") if "%" in text else text, detail, where)
         if scheme.lower() in ("http", "https") and _host_of(source.text) in self._limits.hosts:
             return {"type": "image", "link": ImageLink(url=source.text, detail=detail, where=where)}
         if scheme.lower() in ("http", "https"):
-            raise BadRequest(
+            raise UnreadableImage(
                 f"This server fetches no images from {_host_of(source.text) or 'there'}: {_HOW}, or start the server "
                 "with --allow-image-urls and the host's name.",
                 param=where,
             )
-        raise BadRequest(f"Images are read from no such URL: {_HOW}.", param=where)
+        raise UnreadableImage(f"Images are read from no such URL: {_HOW}.", param=where)
 
     def _image(self, text: str, detail: str | None, where: str) -> dict[str, Any]:
         # Before it is decoded: three bytes are four characters.
         if len(text) // 4 * 3 > self._limits.nbytes + 3:
-            raise BadRequest(too_large(self._limits.nbytes), param=where)
+            raise UnreadableImage(too_large(self._limits.nbytes), param=where)
         return image_part(image_of(_decoded(text, where), detail=detail, max_pixels=self._limits.pixels, where=where))
 
 
@@ -173,9 +175,9 @@ def _decoded(text: str, where: str) -> bytes:
         plain = text.translate(_URL_SAFE)
         content = base64.b64decode(plain + "=" * (-len(plain) % 4), validate=True)
     except (binascii.Error, ValueError) as error:
-        raise BadRequest("The data of an image is not base64.", param=where) from error
+        raise UnreadableImage("The data of an image is not base64.", param=where) from error
     if not content:
-        raise BadRequest("The data of an image is empty.", param=where)
+        raise UnreadableImage("The data of an image is empty.", param=where)
     return content
 
 

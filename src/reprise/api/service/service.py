@@ -31,6 +31,7 @@ from reprise.api.service.records import Records, log_line, record_of
 from reprise.api.service.reply import Choice, Inbox, LoopClock, PrefillProgress, Reply
 from reprise.api.service.served import Served
 from reprise.api.service.settling import Settling
+from reprise.api.service.unread import without_unreadable
 from reprise.chat.answer import ToolCallDelta
 from reprise.chat.answers.answer_format import AnswerFormat
 from reprise.chat.grammars.tool_grammar import answer_grammar
@@ -257,7 +258,10 @@ class ChatService:
         return await self.off_loop(lambda: self._renderer(namespace).render(chat, is_final=is_final))
 
     async def _with_images(self, chat: ChatRequest, namespace: str) -> ChatRequest:
-        """The chat with the images that it links to, all of them decoded, a few at a time. Raises BadRequest."""
+        """The chat with the images that it links to, all of them decoded, a few at a time. Raises BadRequest.
+
+        Images that cannot be decoded are left out, but for those in the newest question.
+        """
         limits = self.served.image_limits
         if limits is None or not has_images(chat.messages):
             return chat
@@ -266,8 +270,7 @@ class ChatService:
         def see() -> ChatRequest:
             messages = fetched(chat.messages, limits)
             seen = replace(chat, messages=with_images(messages, partial(of_namespace, namespace=own)))
-            renderer.see(seen.messages)
-            return seen
+            return without_unreadable(seen, renderer.see)
 
         return await self.threads.run(Stage.SEE, see)
 

@@ -1,5 +1,7 @@
 """Images, files and sounds in a chat: what a model reads of them, and what becomes of those that it does not read.
 
+Some it cannot read, and some images are damaged, or beyond a limit.
+
 In a tool result or an older message such a part becomes a short text in its place, and the chat goes on: it would be
 refused with every later request otherwise. In the newest user message it is what the user asks about, and is refused,
 once: clients keep a refused message and join what the user writes next to it, and then the chat continues as well.
@@ -7,13 +9,15 @@ once: clients keep a refused message and join what the user writes next to it, a
 
 import threading
 from collections import Counter, OrderedDict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from hashlib import sha256
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, cast
 
 from reprise.api.service.image_parts import IMAGE_TYPES, ImageParts
-from reprise.core.errors import BadRequest
+from reprise.chat.images import image_of
+from reprise.chat.request import ChatRequest, Message
+from reprise.core.errors import BadRequest, UnreadableImage
 from reprise.core.image_files import INSTALL
 
 Speaker = Literal["system", "user", "assistant", "tool"]
@@ -147,14 +151,22 @@ class UnreadParts:
         self._question = question
         self._namespace = namespace
         self._counts: Counter[str] = Counter()
+        self._num_unreadable = 0
 
     def part(self, kind: str, fields: Mapping[str, Any], *, message_at: int | None, where: str) -> str | dict[str, Any]:
         """A part of this type as it stands in a chat: an image, or a text in its place.
 
-        Raises BadRequest for an image that cannot be read, and for what cannot be read in the newest question.
+        Raises BadRequest for what cannot be read in the newest question, and for too many images.
         """
         if self._images is not None and kind in IMAGE_TYPES:
-            return self._images.read(fields, where)
+            try:
+                return self._images.read(fields, where)
+            except UnreadableImage:
+                if message_at is not None and message_at == self._question_at:
+                    self._refused.add(self._question, namespace=self._namespace)
+                    raise
+                self._num_unreadable += 1
+                return UNREADABLE
         return self.text(kind, message_at=message_at, where=where)
 
     def text(self, kind: str, *, message_at: int | None, where: str) -> str:
@@ -183,7 +195,52 @@ class UnreadParts:
     @property
     def notes(self) -> tuple[str, ...]:
         """What was left out."""
-        return tuple(
+        unread = tuple(
             f"left out, since {self._reads[0].lower()}{self._reads[1:]}: parts of kind {name}: {count}"
             for name, count in sorted(self._counts.items())
         )
+        return (*unread, *_unreadable_notes(self._num_unreadable))
+
+
+UNREADABLE = "[image omitted: it cannot be read]"
+
+
+def _unreadable_notes(num: int) -> tuple[str, ...]:
+    return (f"left out, since they cannot be read: images: {num}",) if num > 0 else ()
+
+
+def without_unreadable(chat: ChatRequest, see: Callable[[Sequence[Message]], None]) -> ChatRequest:
+    """The chat with a text for each image on which `see` raises UnreadableImage.
+
+    Raises it for an image in the newest question: files are decoded here that had good headers.
+    """
+    try:
+        see(chat.messages)
+    except UnreadableImage:
+        question_at = newest_question_at([message["role"] for message in chat.messages])
+    else:
+        return chat
+    messages = list(chat.messages)
+    left_out: list[int] = []
+    for at, message in enumerate(messages):
+        content = message.get("content")
+        parts = list(cast(Sequence[Any], content)) if isinstance(content, list) else []
+        for index, part in enumerate(parts):
+            if image_of(part) is None:
+                continue
+            try:
+                see([{**message, "content": [part]}])
+            except UnreadableImage:
+                if at == question_at:
+                    raise
+                parts[index] = {"type": "text", "text": UNREADABLE}
+                left_out.append(at)
+        if at in left_out:
+            messages[at] = {**message, "content": parts}
+    return replace(
+        chat,
+        messages=tuple(messages),
+        # They count images.
+        cuts=tuple(cut for cut in chat.cuts if cut.message not in left_out),
+        notes=(*chat.notes, *_unreadable_notes(len(left_out))),
+    )

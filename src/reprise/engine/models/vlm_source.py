@@ -27,7 +27,7 @@ from mlx_vlm.models.cache import make_prompt_cache
 from PIL import Image as Pictures
 
 from reprise.chat.text_model import TextModel
-from reprise.core.errors import BadRequest, LoadFailed, first_line
+from reprise.core.errors import LoadFailed, UnreadableImage, first_line
 from reprise.core.image_files import pixels_of
 from reprise.core.images import ImageExpansion, ImageFile, PromptImage, grid_positions
 from reprise.core.kinds import Full, KvKind, Window
@@ -162,7 +162,7 @@ class VlmReader:
         return self._marker
 
     def expand(self, image: ImageFile) -> ImageExpansion:
-        """What stands in a prompt for this image. Raises BadRequest for a file that cannot be decoded."""
+        """What stands in a prompt for this image. Raises UnreadableImage for a file that cannot be decoded."""
         with self._own:
             known = self._expansions.get(image.digest)
         if known is not None:
@@ -175,7 +175,7 @@ class VlmReader:
         return expansion
 
     def prepare(self, image: ImageFile) -> PreparedImage:
-        """The image as the tower takes it. Raises BadRequest for a file that cannot be decoded."""
+        """The image as the tower takes it. Raises UnreadableImage for a file that cannot be decoded."""
         with self._own:
             known = self._prepared.pop(image.digest, None)
         return known if known is not None else self._read(image)[1]
@@ -193,7 +193,7 @@ class VlmReader:
         except Exception as error:
             # A processor may raise anything for a shape that it does not take.
             size = f"{picture.width} x {picture.height}"
-            raise BadRequest(f"The model takes no image of {size} pixels: {first_line(error)}") from error
+            raise UnreadableImage(f"The model takes no image of {size} pixels: {first_line(error)}") from error
 
 
 def unfilled(config: Mapping[str, Any]) -> VlmModel:
