@@ -116,7 +116,8 @@ def examine(name: str, kind: PricedKind, chunks: Sequence[int], depth: int, gate
         worst = max(first, key=lambda each: each.taken / each.learnt)
         shown = (worst.by_dimensions, worst.at_load, worst.learnt, worst.taken)
         low = min(each.learnt / max(1, each.taken) for each in again)
-        high = max(each.learnt / max(1, each.taken) for each in again if each.position >= 1024 or chunk == depth)
+        # Below 1024 all depths have one price.
+        high = max((each.learnt / max(1, each.taken) for each in again if each.position >= 1024), default=1.0)
         is_covered = all(each.learnt + VARIES >= 0.9 * each.taken for each in again)
         is_enough = is_covered and all(min(e.by_dimensions, e.learnt) >= LEAST * e.taken for e in first)
         print(
