@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 
 from reprise.chat.answers.thinking_learning import with_learnt_thinking
-from reprise.chat.call_format import JsonArguments
 from reprise.chat.learnt import learnt_toml, with_learnt
 from reprise.core.errors import LoadFailed
 from tests.chat.test_learnt_calls import MODELS
@@ -55,7 +54,7 @@ def test_a_field_that_is_changed_changes_the_format() -> None:
     text = learnt_toml(LIST).replace("<TOOLCALL>", "<OTHER>")
     read = with_learnt(LIST, text, source="a file").calls
     assert read.format is not None and read.format.start == "<OTHER>"
-    assert read.format.arguments == JsonArguments()
+    assert read.format.arguments is None
     assert read.example.startswith("<OTHER>")
 
 

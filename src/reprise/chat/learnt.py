@@ -35,7 +35,6 @@ from reprise.chat.call_format import (
     INDEX,
     KEY,
     CallFormat,
-    JsonArguments,
     KeyedArguments,
     ModelCalls,
 )
@@ -56,7 +55,8 @@ _HOLES: Mapping[str, str] = {
 }
 """How what differs from call to call is written among the markup."""
 
-_FORMS: Mapping[str, type[JsonArguments | KeyedArguments]] = {"json": JsonArguments, "keyed": KeyedArguments}
+_JSON, _KEYED = "json", "keyed"
+"""Forms of arguments: one JSON object (None in a `CallFormat`), or one by one."""
 _EXAMPLE = ("look_up", {"what": "Falcon"})
 
 
@@ -76,13 +76,12 @@ def learnt_toml(text_model: TextModel) -> str:
     return tomlkit.dumps(found)  # pyright: ignore[reportUnknownMemberType]
 
 
-def _table(record: CallFormat | JsonArguments | KeyedArguments) -> dict[str, Any]:
+def _table(record: CallFormat | KeyedArguments) -> dict[str, Any]:
     table: dict[str, Any] = {}
     for field in fields(record):
         value = getattr(record, field.name)
-        if isinstance(value, JsonArguments | KeyedArguments):
-            form = next(name for name, kind in _FORMS.items() if isinstance(value, kind))
-            table[_key(field)] = {"form": form, **_table(value)}
+        if field.name == "arguments":
+            table[_key(field)] = {"form": _JSON} if value is None else {"form": _KEYED, **_table(value)}
         elif isinstance(value, tuple):
             pairs = cast("tuple[tuple[str, str], ...]", value)
             table |= {_key(field): {kind: _shown(text) for kind, text in pairs}} if pairs else {}
@@ -170,12 +169,15 @@ def _value(hint: Any, given: object, place: str) -> Any:
         if not isinstance(given, bool):
             raise ValueError(f"{place} must be true or false.")
         return given
-    if hint == JsonArguments | KeyedArguments:
+    if hint == KeyedArguments | None:
         table = dict(_of_table(given, place))
         form = table.pop("form", None)
-        if form not in _FORMS:
+        if form not in (_JSON, _KEYED):
             raise ValueError(f'{place}.form must be "json" or "keyed".')
-        return _record(_FORMS[form], table, place)
+        if form == _KEYED:
+            return _record(KeyedArguments, table, place)
+        _check_keys(table, known=("form",), place=place)
+        return None
     if getattr(hint, "__origin__", None) is tuple:
         return tuple((kind, _text(text, f"{place}.{kind}")) for kind, text in _of_table(given, place).items())
     return _text(given, place)
