@@ -31,7 +31,7 @@ from reprise.cli.chat_model import AnswerPiece, LoadingModel, LocalModel, Messag
 from reprise.cli.chat_session import Session, counts_line
 from reprise.cli.chat_terminal import MarkdownView, Terminal, complete_blocks
 from reprise.cli.main import app
-from reprise.core.errors import LoadFailed, QueueFull
+from reprise.core.errors import BadRequest, LoadFailed, QueueFull
 from tests.api.real_server import real_server, server_of_several
 from tests.loop.driving import PATIENCE_S
 from tests.models.tiny import tiny_model
@@ -90,7 +90,7 @@ class Echo:
     def __init__(self) -> None:
         self.asked: list[Sequence[Message]] = []
         self.typed: list[str] = []
-        self.error: Exception | None = None
+        self.error: BaseException | None = None
         self.says_nothing = False
         self.heard = threading.Event()
         self.options: dict[str, Any] = {}
@@ -192,6 +192,33 @@ def test_images_go_with_the_next_message(paper: Paper, tmp_path: Path) -> None:
     other = Session(Echo(), paper)
     other.take(f"/load {tmp_path / 'chat.json'}")
     assert other.messages == session.messages
+
+
+def test_an_image_that_is_refused_is_not_sent_again_and_one_that_has_to_wait_is(paper: Paper, tmp_path: Path) -> None:
+    echo = Echo()
+    session = Session(echo, paper)
+    (tmp_path / "a.png").write_bytes(png())
+    session.take(f"/image {tmp_path / 'a.png'}")
+    echo.error = QueueFull("The queue is full.")
+    session.take("What is this?")
+    echo.error = BadRequest("The image has too many pixels.")
+    session.take("What is this?")
+    assert [part["type"] for part in echo.asked[-1][0]["content"]] == ["image_url", "text"]
+    echo.error = None
+    session.take("And now?")
+    assert echo.asked[-1][-1]["content"] == "And now?" and texts(session) == ["And now?", "And now?"]
+
+
+def test_an_image_of_a_message_that_was_stopped_is_sent_once(paper: Paper, tmp_path: Path) -> None:
+    echo = Echo()
+    session = Session(echo, paper)
+    (tmp_path / "a.png").write_bytes(png())
+    session.take(f"/image {tmp_path / 'a.png'}")
+    echo.error, echo.says_nothing = KeyboardInterrupt(), True
+    session.take("What is this?")
+    echo.error, echo.says_nothing = None, False
+    session.take("And now?")
+    assert echo.asked[-1][-1]["content"] == "And now?"
 
 
 def test_a_model_is_chosen_options_are_set_and_answers_copied(paper: Paper) -> None:

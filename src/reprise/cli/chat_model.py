@@ -10,7 +10,7 @@ from threading import Thread
 from typing import TYPE_CHECKING, Any, Protocol
 
 from reprise.api.http.ending import end_at_once
-from reprise.core.errors import RepriseError
+from reprise.core.errors import BadRequest, RepriseError
 
 if TYPE_CHECKING:
     import httpx
@@ -248,7 +248,8 @@ class RemoteModel:
         try:
             with self._client.stream("POST", "/v1/chat/completions", json=body) as response:
                 if not response.is_success:
-                    raise NoAnswer(_sentence(response.read().decode(errors="replace")))
+                    failed = BadRequest if response.status_code == BadRequest.status else NoAnswer
+                    raise failed(_sentence(response.read().decode(errors="replace")))
                 for sent in EventSource(response).iter_sse():
                     if sent.data in ("", "[DONE]"):
                         continue

@@ -11,7 +11,7 @@ from typing import Any, Protocol, cast
 
 from reprise.chat.message_format import content_of, joined_text, text_runs
 from reprise.cli.chat_model import AnswerPiece, ChatModel, Message, NoAnswer, TurnCounts
-from reprise.core.errors import RepriseError
+from reprise.core.errors import BadRequest, RepriseError
 from reprise.core.settings import OPTIONS
 from reprise.library.image import Image
 
@@ -113,8 +113,9 @@ class Session:
 
     def say(self, text: str) -> bool:
         """Send a message, even one that starts with a slash. False if there was no answer."""
-        has_answer = self._answer([*self.messages, self._said(text)])
-        if has_answer:
+        message = self._said(text)
+        has_answer = self._answer([*self.messages, message])
+        if any(each is message for each in self.messages):
             self._images = []
         return has_answer
 
@@ -139,6 +140,10 @@ class Session:
             was_interrupted = True
         except RepriseError as error:
             self._screen.complain(str(error))
+            if isinstance(error, BadRequest) and self._images:
+                # They may be why: the next message is not to be refused for them, too.
+                self._images = []
+                self._screen.note("the images of this message are dropped; /image FILE adds one again")
             return False
         self._reasoning = "".join(thought)
         if was_interrupted and not any(said):
