@@ -90,4 +90,5 @@ def test_nothing_personal_is_in_a_session(path: Path):
     assert "/tmp/" not in text
     assert "/root" not in text
     assert "@" not in text
-    assert len(text) < 20_000
+    # browser-use sends a schema of 13 kB with each request.
+    assert len(json.dumps(json.loads(text))) < (70_000 if "browser_use" in path.name else 20_000)

@@ -100,9 +100,9 @@ def test_a_template_without_a_place_for_images_takes_none() -> None:
     seen = seeing("qwen3_5")
     source = str(seeing_model("qwen3_5"))
     plain = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
-    text = with_template(seen, source, chat_template=plain, trusts_remote_code=False)
+    text = with_template(seen, source, chat_template=plain, learnt=None, trusts_remote_code=False)
     assert text.images is None
-    again = with_template(seen, source, chat_template=None, trusts_remote_code=False)
+    again = with_template(seen, source, chat_template=None, learnt=None, trusts_remote_code=False)
     assert again.images is not None
 
 
