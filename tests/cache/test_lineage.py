@@ -135,3 +135,17 @@ def test_a_chat_that_leaves_another_one_early_and_continues_leaves_nothing_of_th
     score = chats.cache.order.policy.score
     (tip,) = [each for checkpoint, each in chats.cache.would_evict(10) if checkpoint.position == len(theirs)]
     assert score(tip) > 0, "nothing says that it has continued"
+
+
+def test_what_a_chat_has_edited_away_has_continued_elsewhere_once_the_chat_goes_on() -> None:
+    chats = CacheOfJobs(HYBRID, 10_000)
+    asked, told = run_of(1, 60), run_of(1, 200)
+    chats.ask("first", asked)
+    chats.ask("second", told)
+    edited = join_tokens(told[:90], run_of(2, 60))
+    chats.cache.commit(edited[:90], SizedSource(HYBRID, 1), kind=BoundaryKind.BRANCH, number=3)
+    chats.ask("edited", edited)
+    chats.ask("edited-2", join_tokens(edited, run_of(3, 20)))
+    score = chats.cache.order.policy.score
+    (tip,) = [each for checkpoint, each in chats.cache.would_evict(10) if checkpoint.position == len(told)]
+    assert score(tip) < 0, "nobody comes back to it"

@@ -8,16 +8,21 @@ from dataclasses import replace
 from pathlib import Path
 
 import mlx.core as mx
+import numpy as np
 import pytest
 
+from reprise.chat.rendering.render import Renderer
+from reprise.chat.request import ChatRequest
 from reprise.core.errors import BadRequest, LoadFailed
 from reprise.core.images import ImageFile, digest_of
 from reprise.engine.models import vision
 from reprise.engine.models.adapters import with_adapter
 from reprise.engine.models.load import load_model, with_template
 from reprise.engine.running.runner import Runner
+from tests.chat.seeing import shows
+from tests.matrix import now_and_later
 from tests.vision.chats import picture, prompt_of, seeing
-from tests.vision.families import LLAMA4
+from tests.vision.families import FAMILIES, LLAMA4
 from tests.vision.tiny import seeing_model, write_seeing_model
 
 pytest.importorskip("mlx_vlm", reason="the extra `vision` is not installed")
@@ -37,6 +42,23 @@ def without_tower(folder: Path) -> None:
     assert isinstance(weights, dict)
     text = {name: array for name, array in weights.items() if not name.startswith("vision_tower")}
     mx.save_safetensors(str(folder / "model.safetensors"), text, metadata={"format": "mlx"})
+
+
+@pytest.mark.parametrize("name", now_and_later(["qwen3_5", "gemma3"], sorted({*FAMILIES} - {"qwen3_5", "gemma3"})))
+@pytest.mark.parametrize("has_image", [False, True])
+def test_no_family_takes_its_markers_in_somebodys_words_for_an_image(name: str, *, has_image: bool) -> None:
+    text = seeing(name).text
+    assert text.images is not None
+    expansion = text.images.expand(picture(1))
+    marks = {text.decode([token]) for token in expansion.tokens.tolist()}
+    words = " and ".join(("Explain", text.images.marker, *sorted(marks), text.images.marker))
+    question = shows(words, picture(1)) if has_image else shows(words)
+    prompt = Renderer(text).render(ChatRequest(messages=(question,))).prompt
+    assert len(prompt.images) == int(has_image)
+    outside = np.delete(prompt.tokens, [at for span in prompt.spans for at in range(span.start, span.stop)])
+    # What stands for an image in the path is below 0; other special tokens are the tokenizer's, as in any text.
+    assert (outside >= 0).all() and not {*text.encode(text.images.marker)} <= {*outside.tolist()}
+    assert text.decode(outside.tolist()).count(text.images.marker) >= 2, "the model reads the words"
 
 
 def test_a_folder_without_a_tower_takes_text_alone(tmp_path: Path) -> None:

@@ -366,10 +366,17 @@ WORTH = (
         _LINEAGE,
     ),
     _mutant(
-        "PrefixCache.commit",
+        "PrefixCache._has_left",
         "who leaves another chat's path early has been all along it",
-        "path if position == path[-1].stop else path[:-1]",
-        "path",
+        "self.order.policy.number_of(tokens, namespace=namespace) is not None",
+        "True",
+        _LINEAGE,
+    ),
+    _mutant(
+        "PrefixCache._has_left",
+        "what a chat has edited away counts as long as what it goes on with",
+        "self.order.policy.number_of(tokens, namespace=namespace) is not None",
+        "False",
         _LINEAGE,
     ),
     _mutant(

@@ -328,8 +328,7 @@ class PrefixCache:
             for segment_kind, segment in segments:
                 self.tree.attach(path, segment_kind, segment)
             if visit is not None:
-                # An edge that goes on behind the position may be another chat's from there on.
-                for node in path if position == path[-1].stop else path[:-1]:
+                for node in path if self._has_left(path[-1], tokens, namespace) else path[:-1]:
                     self._visit(node, visit)
                     self.tree.note_first_visit(node, visit)
             self._place_checkpoint(path, position, kind, snapshot, is_auxiliary=is_auxiliary, stable_at=stable_at)
@@ -339,6 +338,14 @@ class PrefixCache:
         self.order.sweep()
         self.is_compact = False
         return Committed(num_tokens=position - walk.length, nbytes=added, is_resumable=is_whole)
+
+    def _has_left(self, node: Node, tokens: Tokens, namespace: str) -> bool:
+        """Whether what `node` has behind these tokens, which end in it, belongs to their own chat.
+
+        Of a chat whose earlier prompt they continue, it is what was edited away. Otherwise it is another chat, which
+        begins alike.
+        """
+        return len(tokens) == node.stop or self.order.policy.number_of(tokens, namespace=namespace) is not None
 
     def _replaced(self, walk: Walk, position: int, kind: BoundaryKind) -> list[Checkpoint]:
         """What a snapshot at `position` replaces, and nothing protects but requests that have resumed from there.
