@@ -192,6 +192,26 @@ def test_a_head_that_could_draft_nothing_is_not_kept(
 
 
 @pytest.mark.usefixtures("all_pay")
+def test_what_the_trial_found_is_in_the_status_while_it_is_open_and_afterwards() -> None:
+    with closing(DrivenEngine("llama", drafts="auto")) as engine:
+        engine.run(words(3150, 40), num=4)
+        assert engine.loop.status().drafting == "tried once nothing has run for a second"
+        assert sizes_after_trial(engine) is not None
+        drafting = engine.loop.status().drafting
+        assert drafting is not None and drafting.startswith("verified in passes of up to 32 tokens"), drafting
+    with closing(DrivenEngine("llama", drafts="off")) as engine:
+        assert engine.loop.status().drafting is None
+
+
+def test_of_drafts_that_are_not_made_the_status_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("reprise.engine.running.pass_trial.are_same", lambda *what, **more: False)
+    with closing(DrivenEngine("llama", drafts="auto")) as engine:
+        assert sizes_after_trial(engine) is None
+        drafting = engine.loop.status().drafting
+        assert drafting is not None and drafting.startswith("not made: no passes"), drafting
+
+
+@pytest.mark.usefixtures("all_pay")
 def test_a_head_drafts_where_the_trial_allows_it() -> None:
     with closing(DrivenEngine(headed_model("qwen3_5"), drafts="auto")) as engine:
         assert engine.model.head is not None and engine.model.head.is_there

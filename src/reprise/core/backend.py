@@ -167,6 +167,9 @@ class Status:
     held: Held = field(default_factory=Held)
     drafts: DraftStatus | None = None
     """None if drafts are off."""
+    drafting: str | None = None
+    """What is known of drafts on this device: "not made: …" or "verified in passes of …". None: they are off, or
+    these are several models, each of which says it."""
     disk: OnDisk | None = None
     """None without a disk cache."""
     audit: AuditTotals = field(default_factory=AuditTotals)

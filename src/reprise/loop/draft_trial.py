@@ -53,6 +53,8 @@ class DraftTrial:
         self._spent_s = 0.0
         self._next_s = 0.0
         self._is_over = settings.drafts == DRAFTS_ALWAYS
+        self.verdict = "always made" if self._is_over else "tried once nothing has run for a second"
+        """What is known of drafts on this device, for /health."""
 
     @property
     def due_in_s(self) -> float | None:
@@ -109,15 +111,13 @@ class DraftTrial:
         sizes = self._drafts.costs.worthwhile(largest) if largest > 1 else (1,)
         if len(sizes) == 1:
             why = "give the same as single steps" if largest == 1 else "save time"
-            log.info(
-                "answers are not drafted: no passes over several tokens %s on this device (see --drafts always)", why
-            )
+            self.verdict = f"not made: no passes over several tokens {why} on this device"
+            log.info("drafts are %s (see --drafts always)", self.verdict)
             return True
         self._drafts.sizes = sizes
-        log.info(
-            "drafts are verified in passes of up to %d tokens, which %s on this device (costs, in single steps: %s)",
-            sizes[-1],
-            "equal single steps to the last bit" if self._tolerance == 0 else "choose the same tokens as single steps",
-            ", ".join(f"{size}: {self._drafts.costs.relative(size):.1f}" for size in sizes[1:]),
-        )
+        same = "equal single steps to the last bit" if self._tolerance == 0 else "choose the tokens of single steps"
+        costs = ", ".join(f"{size}: {self._drafts.costs.relative(size):.1f}" for size in sizes[1:])
+        self.verdict = f"verified in passes of up to {sizes[-1]} tokens, which {same} on this device"
+        self.verdict += f" (costs, in single steps: {costs})"
+        log.info("drafts are %s", self.verdict)
         return False

@@ -55,6 +55,7 @@ def status_of(worker: Worker) -> Status:
             evicted_by_reason=stats.evictions,
         ),
         drafts=None if worker.drafts is None else worker.drafts.status(),
+        drafting=worker.drafting,
     )
 
 

@@ -305,7 +305,7 @@ class Worker:
             return
         if self._trial is not None and self._is_loaded and self._trial.due_in_s == 0:
             if self._trial.step():
-                self.drafts = self.head = self._trial = None
+                self.drafts = self.head = None
             self.sequences.measure()
             return
         device_memory.give_back()
@@ -322,6 +322,11 @@ class Worker:
     def is_tried(self) -> bool:
         """Whether it is known which passes may verify drafts."""
         return self._trial is None or self._trial.due_in_s is None
+
+    @property
+    def drafting(self) -> str | None:
+        """What is known of drafts on this device, for /health; None: they are off."""
+        return None if self._trial is None else self._trial.verdict
 
     def _give_up_trial(self) -> bool:
         return self._trial is not None and self._trial.give_up()

@@ -74,7 +74,7 @@ async def health(context: OfServer, model: ModelName = None) -> JsonResponse:
     `bytes_live` is what running requests hold beside it, and `bytes_live_most` the most that it has been; `bytes_held`
     and `bytes_live` keep within `bytes_budget`. `audit` says how many answers were recomputed cold while idle, and how
     many of these differed. `disk` is null where nothing is kept on disk; of `reused`, `loaded` were read from there.
-    `quiet` says why nothing is done in the background.
+    `quiet` says why nothing is done in the background, and `drafting` which passes verify drafts on this device.
     Several models are added up, and each is in `models`. Answers at once, whatever the engine is doing.
     """
     named, models = context.model_id(model), context.models
@@ -84,7 +84,7 @@ async def health(context: OfServer, model: ModelName = None) -> JsonResponse:
         status = context.service.statuses()[models.of(named).engine]
     health = health_of(status, stall_after_s=context.settings.stall_after_s)
     body = {"status": health, "model": named or context.service.served.id, **health_fields(status)}
-    body["quiet"] = why_quiet(context.settings.background)
+    body |= {"quiet": why_quiet(context.settings.background), "drafting": status.drafting}
     if context.models is not None:
         body["models"] = [model_body(each) for each in context.models.all if named in (None, each.id)]
     return JsonResponse(body, status_code=503 if health in _ILL else 200)

@@ -215,6 +215,7 @@ def model_body(model: ServedModel[Any]) -> dict[str, Any]:
         "tokens_held": held.num_tokens,
         "queued": status.num_waiting,
         "running": status.num_prefilling + status.num_decoding,
+        "drafting": status.drafting,
         "loads": status.num_loads,
         "load_s": round(status.load_s, 3),
         # Before the first load nobody knows which tokens it has.
