@@ -170,7 +170,15 @@ def test_a_head_from_a_folder_and_a_draft_model_are_not_taken_together(tmp_path:
     table = {"fast": {"model": "somewhere", "mtp": str(tmp_path), "draft-model": "small"}}
     result = CliRunner().invoke(app, ["serve", "fast", "--models", json.dumps(table)])
     assert result.exit_code == 2 and "only one can" in " ".join(result.output.split())
+    # What a table leaves out is the server's.
+    table = {"fast": {"model": "somewhere", "draft-model": "small"}}
+    result = CliRunner().invoke(app, ["serve", "fast", "--models", json.dumps(table), "--mtp", str(tmp_path)])
+    assert result.exit_code == 2 and "only one can" in " ".join(result.output.split())
     assert served == []
+    table["fast"]["mtp"] = "off"
+    assert (
+        CliRunner().invoke(app, ["serve", "fast", "--models", json.dumps(table), "--mtp", str(tmp_path)]).exit_code == 0
+    )
     assert CliRunner().invoke(app, ["serve", "somewhere", "--mtp", "off", "--draft-model", "small"]).exit_code == 0
 
 

@@ -139,12 +139,13 @@ def choose(
 
 def _check_who_drafts(values: Mapping[str, Any]) -> None:
     """Refuse two that would draft for one model. Raises ValueError."""
-    tables: list[Mapping[str, Any]] = list(cast(Mapping[str, Mapping[str, Any]], values.get("models") or {}).values())
-    both = [("mtp", "draft_model"), *(("mtp", "draft-model") for _ in tables)]
-    for (head, small), each in zip(both, [values, *tables], strict=True):
-        if each.get(small) is not None and each.get(head, AUTO) not in (AUTO, OFF):
+    tables = cast(Mapping[str, Mapping[str, Any]], values.get("models") or {}).values()
+    of_all = values.get("mtp", AUTO), values.get("draft_model")
+    both = [(table.get("mtp", of_all[0]), table.get("draft-model", of_all[1])) for table in tables]
+    for head, small in (of_all, *both):
+        if small is not None and head not in (AUTO, OFF):
             raise ValueError(
-                f"--mtp {each[head]} and --draft-model {each[small]} would both draft for the model, and only one "
+                f"--mtp {head} and --draft-model {small} would both draft for the model, and only one "
                 "can. Leave one of them out."
             )
 
