@@ -107,6 +107,7 @@ def full_status(*, has_disk: bool) -> Status:
         is_closing=False,
         has_died=False,
         weights=WeightsState.READY,
+        drafting="not made",
         num_ahead={"key": next(number)},
         counts=filled(Counts),
         audit=filled(AuditTotals, verdicts={}),
