@@ -89,7 +89,7 @@ OPTIONS: dict[str, tuple[list[str], object]] = {
     "max_queue": (["--max-queue", "3"], 3),
     "max_batch": (["--max-batch", "2"], 2),
     "drafts": (["--drafts", "exact"], "exact"),
-    "learnt": (["--learnt", "learnt.toml"], "learnt.toml"),
+    "learnt": (["--learnt", __file__], __file__),
     "mtp": (["--mtp", "off"], "off"),
     "draft_model": (["--draft-model", "small"], "small"),
     "background": (["--background", "never"], "never"),
