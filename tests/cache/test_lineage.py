@@ -123,29 +123,25 @@ def test_a_request_that_belongs_to_no_chat_never_pushes_one_out() -> None:
     assert (chats.held(chat), chats.held(small)) == (300, 90), "and gives way to one"
 
 
-def test_a_chat_that_leaves_another_one_early_and_continues_leaves_nothing_of_that_one_behind() -> None:
+def score_of_what_is_left(*earlier: Tokens, at: int) -> float:
+    """Of the end of the last of these chats, once another prompt has left its path at this position and continued."""
     chats = CacheOfJobs(HYBRID, 10_000)
-    theirs = run_of(1, 200)
-    chats.ask("theirs", theirs)
-    mine = join_tokens(theirs[:7], run_of(2, 150))
-    # As the server stores it: first where the prompt leaves what is there, within the other chat's edge.
-    chats.cache.commit(mine[:7], SizedSource(HYBRID, 1), kind=BoundaryKind.BRANCH, number=2)
-    chats.ask("mine", mine)
-    chats.ask("mine-2", join_tokens(mine, run_of(3, 20)))
+    for number, prompt in enumerate(earlier):
+        chats.ask(f"earlier-{number}", prompt)
+    leaving = join_tokens(earlier[-1][:at], run_of(2, 150))
+    # As the server stores it: first where the prompt leaves what is there, within the other's edge.
+    number = len(earlier) + 1
+    chats.cache.commit(leaving[:at], SizedSource(HYBRID, 1), kind=BoundaryKind.BRANCH, number=number)
+    chats.ask("leaving", leaving)
+    chats.ask("leaving-2", join_tokens(leaving, run_of(3, 20)))
     score = chats.cache.order.policy.score
-    (tip,) = [each for checkpoint, each in chats.cache.would_evict(10) if checkpoint.position == len(theirs)]
-    assert score(tip) > 0, "nothing says that it has continued"
+    (end,) = [each for checkpoint, each in chats.cache.would_evict(10) if checkpoint.position == len(earlier[-1])]
+    return score(end)
+
+
+def test_a_chat_that_leaves_another_one_early_and_continues_leaves_nothing_of_that_one_behind() -> None:
+    assert score_of_what_is_left(run_of(1, 200), at=7) > 0, "nothing says that it has continued"
 
 
 def test_what_a_chat_has_edited_away_has_continued_elsewhere_once_the_chat_goes_on() -> None:
-    chats = CacheOfJobs(HYBRID, 10_000)
-    asked, told = run_of(1, 60), run_of(1, 200)
-    chats.ask("first", asked)
-    chats.ask("second", told)
-    edited = join_tokens(told[:90], run_of(2, 60))
-    chats.cache.commit(edited[:90], SizedSource(HYBRID, 1), kind=BoundaryKind.BRANCH, number=3)
-    chats.ask("edited", edited)
-    chats.ask("edited-2", join_tokens(edited, run_of(3, 20)))
-    score = chats.cache.order.policy.score
-    (tip,) = [each for checkpoint, each in chats.cache.would_evict(10) if checkpoint.position == len(told)]
-    assert score(tip) < 0, "nobody comes back to it"
+    assert score_of_what_is_left(run_of(1, 60), run_of(1, 200), at=90) < 0, "nobody comes back to it"

@@ -5,9 +5,10 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
+from reprise.core.backend import DraftSource
 from reprise.core.tokens import as_tokens
 from reprise.drafts.benefit import PASS_SIZES, PassCosts
-from reprise.drafts.drafter import Drafts
+from reprise.drafts.drafter import Draft, Drafts
 from tests.matrix import in_turn, now_and_later
 
 DEVICES = {
@@ -229,3 +230,28 @@ def test_look_ups_that_lose_rest_whatever_was_estimated_and_are_back_as_soon_as_
     file = [int(token) for token in np.random.default_rng(4).integers(10, 30_000, 300)]
     cost, before = write(drafts, file, file)
     assert before <= 40 and cost < 100, (cost, before)
+
+
+class AsMeasured(Underestimated):
+    def relative_of(self, num_tokens: int, seconds: float) -> float:
+        return seconds / self.one_s
+
+
+def test_a_draft_answers_for_the_next_pass_which_was_not_run_ahead_for_it() -> None:
+    drafts = Drafts(rewinds=True)
+    drafts.costs = AsMeasured()
+    request = drafts.start(as_tokens(range(10, 60)), namespace="")
+    draft, account = Draft(as_tokens([7]), DraftSource.ANSWER, 2), drafts.accounts[DraftSource.ANSWER]
+    request.note(draft, num_fed=1, num_tokens=2, seconds=0.01)
+    assert account.balance == pytest.approx(1)
+    for balance in (-1, -1):
+        request.note(None, num_fed=1, num_tokens=1, seconds=0.03)
+        assert account.balance == pytest.approx(balance)
+
+
+def test_a_pass_that_was_held_up_is_not_the_drafts_fault() -> None:
+    costs = PassCosts()
+    for size, seconds in 4 * [(1, 0.01), (4, 0.015)]:
+        costs.note(size, seconds)
+    assert costs.relative_of(4, 0.02) == pytest.approx(2)
+    assert costs.relative_of(4, 5.0) == pytest.approx(2 * costs.relative(4))

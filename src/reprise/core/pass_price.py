@@ -13,8 +13,9 @@ _PIECE = 256
 _SLACK = 1.25
 """Passes of one shape do not all take the same: a price stays so much above the last one."""
 
-LEAST_MEASURED = 16
-"""Fewer tokens than this say nothing about a longer pass: what is fixed outweighs what they take."""
+SMALLEST_CHUNK = 16
+"""Tokens below which no pass is cut shorter. Fewer say nothing about a longer pass either: what is fixed outweighs
+what they take."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +108,7 @@ class PassPrice:
         """The price after a pass took what `reading` says: more than its `least`, and little more than its `most`
         unless a deeper one of its cell took more."""
         expected, known = self.expected(num, position), self.of(num, position)
-        if num < LEAST_MEASURED or expected <= 0:
+        if num < SMALLEST_CHUNK or expected <= 0:
             return self
         cell = _cell(num, position)
         before = self.seen.get(cell)

@@ -167,6 +167,7 @@ class Drafts:
         looked_up = DraftAccount()
         self.accounts = {source: looked_up if source in TEXTS else DraftAccount() for source in DraftSource}
         """Look-ups share one, whatever text they found."""
+        self._each_account = tuple({id(account): account for account in self.accounts.values()}.values())
         self._namespaces: OrderedDict[str, _Namespace] = OrderedDict()
         self._status: DraftStatus | None = None
         """Asked for in each step: it is made again where something has changed."""
@@ -234,7 +235,7 @@ class Drafts:
 
     def note_answered(self, num_tokens: int) -> None:
         """So many tokens of answers were decoded."""
-        for account in set(self.accounts.values()):
+        for account in self._each_account:
             account.note_answered(num_tokens)
 
     def note_verified(self, source: DraftSource, *, num: int, num_accepted: int, saved_s: float) -> None:
@@ -348,7 +349,6 @@ class RequestDrafts:
             self._learn(untried, accepted=int(is_right), drafted=1)
         self._drafts.note_answered(len(tokens))
         if self._shadow is not None and self._shadow.follow(tokens):
-            self._num_in_vain = 0 if self._shadow.num_right > 0 else self._num_in_vain
             account = self._drafts.accounts[self._shadow.draft.source]
             account.note_unverified(1 + self._shadow.num_right, expected=self._drafts.costs.relative(self._shadow.size))
             self._shadow = None

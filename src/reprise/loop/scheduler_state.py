@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from reprise.core.images import PromptImage
 from reprise.core.kinds import Layout
-from reprise.core.pass_price import PassPrice
+from reprise.core.pass_price import SMALLEST_CHUNK, PassPrice
 from reprise.core.settings import Settings
 from reprise.engine.running.batching import TOKEN_BY_TOKEN
 from reprise.engine.running.image_features import FeatureCache
@@ -36,7 +36,7 @@ def scheduler_limits(runner: Runner, settings: Settings) -> SchedulerLimits:
         max_batch=settings.max_batch,
         max_queue=settings.max_queue,
         prefill_chunk=chunk,
-        min_chunk=min(16, chunk),
+        min_chunk=min(SMALLEST_CHUNK, chunk),
         max_stall_s=settings.max_stall_ms / 1000,
         can_batch=runner.can_batch,
         resumes_anywhere=loaded.blueprint.layout.resumes_anywhere,

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from math import ceil
 
-from reprise.core.pass_price import PassPrice
+from reprise.core.pass_price import SMALLEST_CHUNK, PassPrice
 from reprise.core.tokens import Span
 
 LAST_SLICE = 32
@@ -24,7 +24,7 @@ class SchedulerLimits:
     """Jobs that may wait, settling jobs not counted."""
     prefill_chunk: int = 2048
     """The most tokens of one prefill pass, over all its slices."""
-    min_chunk: int = 16
+    min_chunk: int = SMALLEST_CHUNK
     """The smallest chunk while streams decode."""
     max_stall_s: float = 0.25
     """The inter-token gap of a stream that prefill should not exceed."""

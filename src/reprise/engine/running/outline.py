@@ -16,7 +16,7 @@ from mlx_lm.utils import (
 
 from reprise.core.errors import LoadFailed, first_line
 from reprise.core.kinds import Footprint
-from reprise.core.pass_price import PassPrice, beyond
+from reprise.core.pass_price import SMALLEST_CHUNK, PassPrice, beyond
 from reprise.engine.models.embedders import look_for_embedder
 from reprise.engine.models.headed import blueprint_with_head
 from reprise.engine.models.heads import attach_head
@@ -52,7 +52,7 @@ class ModelOutline:
         """
 
         def taken(position: int) -> int:
-            return self.footprint.at(position) + beyond(kept_for_passes, self.price.of(_SMALLEST_CHUNK, position))
+            return self.footprint.at(position) + beyond(kept_for_passes, self.price.of(SMALLEST_CHUNK, position))
 
         low, high = 0, self.context if self.context is not None else _LONGEST
         while low < high:
@@ -62,7 +62,6 @@ class ModelOutline:
 
 
 _LONGEST = 1 << 20
-_SMALLEST_CHUNK = 16
 
 
 def outline_of(
