@@ -162,18 +162,23 @@ class UnreadParts:
             try:
                 return self._images.read(fields, where)
             except UnreadableImage:
-                if message_at is not None and message_at == self._question_at:
-                    self._refused.add(self._question, namespace=self._namespace)
+                if self._is_refused(message_at):
                     raise
                 self._num_unreadable += 1
                 return UNREADABLE
         return self.text(kind, message_at=message_at, where=where)
 
+    def _is_refused(self, message_at: int | None) -> bool:
+        """Whether this is the newest question, which is refused for a part that cannot be read; remembers it if so."""
+        is_question = message_at is not None and message_at == self._question_at
+        if is_question:
+            self._refused.add(self._question, namespace=self._namespace)
+        return is_question
+
     def text(self, kind: str, *, message_at: int | None, where: str) -> str:
         """What stands for a part of this type. Raises BadRequest if it is in the newest question."""
         name = _NAMES.get(kind, kind[:40])
-        if message_at is not None and message_at == self._question_at:
-            self._refused.add(self._question, namespace=self._namespace)
+        if self._is_refused(message_at):
             raise BadRequest(
                 f"{self._reads} and does not accept a part of type {kind[:40]!r} in a new user message. Send the "
                 f"message without it; in older messages and in tool results it is left out.{self._hint(name)}",
