@@ -3,8 +3,10 @@
 import errno
 import threading
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
-from reprise.disk.folders.bucket import BucketUnavailable, ObjectInfo
+from reprise.disk.folders.bucket import BucketUnavailable
+from reprise.disk.folders.model_folder import FileInfo
 
 
 class FakeBucket:
@@ -37,11 +39,11 @@ class FakeBucket:
                 raise FileNotFoundError(errno.ENOENT, "there is no such object")
             return memoryview(self.objects[name][0][:nbytes])
 
-    def listing(self, prefix: str) -> Iterator[ObjectInfo]:
+    def listing(self, prefix: str) -> Iterator[FileInfo]:
         self._ask("list", prefix)
         with self._lock:
             found = [
-                ObjectInfo(name=name, nbytes=len(content), changed_ns=at_ns)
+                FileInfo(path=Path(name), nbytes=len(content), mtime_ns=at_ns)
                 for name, (content, at_ns) in self.objects.items()
                 if not prefix or name.startswith(f"{prefix}/")
             ]

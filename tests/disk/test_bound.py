@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reprise.disk.folders.model_directory import OtherFiles
+from reprise.disk.folders.model_directory import FolderListings
 from reprise.disk.records.format import encode
 from reprise.disk.records.record import DiskMatch, DiskRecord
 from reprise.disk.store.cache import DiskCache
@@ -297,7 +297,7 @@ def test_what_has_not_changed_is_not_listed_again(tmp_path: Path, monkeypatch: p
 
 def test_a_folder_that_has_just_changed_is_listed_again(tmp_path: Path) -> None:
     """Two changes at one tick of the file system's clock leave one time."""
-    around = OtherFiles(tmp_path, tmp_path / "own")
+    around = FolderListings(tmp_path, but=tmp_path / "own")
     for num in (1, 2, 3):
         (tmp_path / str(num)).write_bytes(bytes(100))
         os.utime(tmp_path, (1_000, 1_000))

@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 from reprise.core.errors import DiskUnusable
 from reprise.core.installation import mend_line
 from reprise.disk.folders import model_bucket
-from reprise.disk.folders.bucket import BucketUnavailable, ObjectInfo, open_bucket
+from reprise.disk.folders.bucket import BucketUnavailable, open_bucket
 from reprise.disk.folders.lease import EXPIRED_S
 from reprise.disk.folders.model_bucket import ModelBucket
+from reprise.disk.folders.model_folder import FileInfo
 from reprise.disk.store import reader, watcher
 from reprise.disk.store.cache import DiskCache
 from tests.disk.chains import (
@@ -124,7 +125,7 @@ def test_what_is_written_while_the_store_is_listed_stays(monkeypatch: pytest.Mon
     with server(bucket) as cache:
         listing = bucket.listing
 
-        def slow(prefix: str) -> Iterator[ObjectInfo]:
+        def slow(prefix: str) -> Iterator[FileInfo]:
             found = list(listing(prefix))
             if not prefix:
                 put_path(cache, CHAT)
@@ -623,9 +624,9 @@ def test_the_client_does_what_a_bucket_does(scheme: str, tmp_path: Path) -> None
     bucket.put("a/d", b"12")
     assert bytes(bucket.get("a/b/c.kv", len(content))) == content
     assert bytes(bucket.get("a/b/c.kv", 5)) == content[:5] and bytes(bucket.get("a/d", 100)) == b"12"
-    assert {each.name: each.nbytes for each in bucket.listing("")} == {"a/b/c.kv": len(content), "a/d": 2}
-    assert [each.name for each in bucket.listing("a/b")] == ["a/b/c.kv"]
-    assert all(abs(each.changed_ns - time.time_ns()) < 60e9 for each in bucket.listing(""))
+    assert {each.path.as_posix(): each.nbytes for each in bucket.listing("")} == {"a/b/c.kv": len(content), "a/d": 2}
+    assert [each.path.as_posix() for each in bucket.listing("a/b")] == ["a/b/c.kv"]
+    assert all(abs(each.mtime_ns - time.time_ns()) < 60e9 for each in bucket.listing(""))
     with pytest.raises(FileNotFoundError):
         bucket.get("nothing", 5)
     bucket.delete(["a/d", "nothing", "a/b/c.kv"])

@@ -363,7 +363,7 @@ def test_a_folder_in_a_record_s_place_is_passed_over(tmp_path: Path) -> None:
 def test_what_could_not_be_finished_is_removed_when_opening(tmp_path: Path) -> None:
     with opened(tmp_path) as cache:
         (record,) = put_path(cache, [1, 2, 3])
-        left = cache.directory.temporary_of(cache.directory.path_of(record.key))
+        left = cache.directory.path_of(record.key).with_suffix(".0-0.tmp")
     left.write_bytes(bytes(10**4))
     with opened(tmp_path) as cache:
         assert not left.exists() and cache.stats().num_files == 1

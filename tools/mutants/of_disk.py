@@ -93,13 +93,6 @@ DISK_MUTANTS = (
         (*_BOUND, *_PROCESSES),
     ),
     _mutant(
-        "RecordStore.write",
-        "a file has its name before the disk has its bytes",
-        "directory.fill(begun, encoded)",
-        "directory.publish(record.key)\ndirectory.fill(begun, encoded)\npath.rename(directory.temporary_of(path))",
-        _CACHE,
-    ),
-    _mutant(
         "RecordStore.show_uses",
         "times of use are not written",
         "self.directory.set_time(self.directory.path_of(key), at_ns)",
@@ -121,7 +114,7 @@ DISK_MUTANTS = (
         _SHARING,
     ),
     _mutant(
-        "ModelDirectory.temporary_of",
+        "ModelDirectory._temporary_of",
         "two servers write one file at once",
         "f'.{self._lease.name}{_TEMPORARY_ENDING}'",
         "f'.0-0{_TEMPORARY_ENDING}'",
@@ -250,8 +243,8 @@ DISK_MUTANTS = (
     _mutant(
         "ModelDirectory.write_note",
         "a note is written in its place, and may stand there half",
-        "os.open(temporary, flags, PRIVATE_FILE)",
-        "os.open(path, flags, PRIVATE_FILE)",
+        "_created(temporary)",
+        "_created(path)",
         ("tests/disk/test_notes.py",),
     ),
     _mutant(

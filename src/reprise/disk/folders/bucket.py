@@ -7,13 +7,14 @@ short phrase: FileNotFoundError for a missing object, `BucketUnavailable` for ev
 
 import errno
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, Protocol, cast
 
 from reprise.core.errors import DiskUnusable
 from reprise.core.installation import mend_line
+from reprise.disk.folders.model_folder import FileInfo
 
 SCHEMES = ("s3", "gs", "az", "file", "memory")
 REQUEST_S = 10.0
@@ -33,16 +34,6 @@ class BucketUnavailable(OSError):
         super().__init__(errno.EREMOTEIO if hasattr(errno, "EREMOTEIO") else errno.EHOSTUNREACH, phrase)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ObjectInfo:
-    """An object in a listing."""
-
-    name: str
-    nbytes: int
-    changed_ns: int
-    """When it was written, by the store's clock."""
-
-
 class ObjectBucket(Protocol):
     """Objects by name, written completely or not at all. Thread-safe; every method raises OSError."""
 
@@ -55,8 +46,8 @@ class ObjectBucket(Protocol):
         """The first `nbytes` of an object; fewer if it is shorter."""
         ...
 
-    def listing(self, prefix: str) -> Iterator[ObjectInfo]:
-        """All objects whose names start with this path ("": all)."""
+    def listing(self, prefix: str) -> Iterator[FileInfo]:
+        """All objects whose names start with this path ("": all), with the times when they were written."""
         ...
 
     def delete(self, names: Sequence[str]) -> None:
@@ -122,12 +113,12 @@ class ObstoreBucket:
         parts = self._ask(self._client.get_ranges, name, starts=list(starts), ends=stops, coalesce=0)
         return memoryview(b"".join(memoryview(part) for part in parts))
 
-    def listing(self, prefix: str) -> Iterator[ObjectInfo]:
+    def listing(self, prefix: str) -> Iterator[FileInfo]:
         pages = iter(self._ask(self._client.list, prefix or None, chunk_size=_LISTED_AT_ONCE, is_read=False))
-        while (page := self._ask_next(pages)) is not None:
+        while (page := self._run(lambda: next(pages, None), is_read=False)) is not None:
             for meta in page:
                 changed_ns = round(meta["last_modified"].timestamp() * 1e6) * 1000
-                yield ObjectInfo(name=meta["path"], nbytes=meta["size"], changed_ns=changed_ns)
+                yield FileInfo(path=Path(meta["path"]), nbytes=meta["size"], mtime_ns=changed_ns)
 
     def delete(self, names: Sequence[str]) -> None:
         left = list(names)
@@ -141,9 +132,6 @@ class ObstoreBucket:
 
     def _ask(self, verb: Any, *given: Any, is_read: bool = True, **options: Any) -> Any:
         return self._run(lambda: verb(self._store, *given, **options), is_read=is_read)
-
-    def _ask_next(self, pages: Any) -> Any:
-        return self._run(lambda: next(pages, None), is_read=False)
 
     def _run(self, call: Any, *, is_read: bool) -> Any:
         try:

@@ -23,10 +23,9 @@ from io import BytesIO
 from pathlib import Path
 from typing import cast
 
-from reprise.disk.folders.bucket import ObjectBucket, ObjectInfo
+from reprise.disk.folders.bucket import ObjectBucket
 from reprise.disk.folders.lease import EXPIRED_S, new_server_name
-from reprise.disk.folders.model_directory import MODEL_NAME, NOTES, RECORD_NAME, SERVERS, NamedRecords
-from reprise.disk.folders.model_folder import FileInfo
+from reprise.disk.folders.model_folder import MODEL_NAME, NOTES, RECORD_NAME, SERVERS, FileInfo, ModelFolder
 from reprise.disk.records.format import (
     LENGTH,
     MAX_HEADER_NBYTES,
@@ -55,19 +54,15 @@ _HEADERS_AT_ONCE = 64
 _REMOVED_AT_ONCE = 1000
 
 
-class ModelBucket(NamedRecords):
-    """One model's objects in a bucket, used by this server until `release`, and by others."""
+class ModelBucket(ModelFolder):
+    """A model's objects in a bucket. There is no quarantine: what fails verification is removed."""
 
     is_remote = True
     removed_at_once = _REMOVED_AT_ONCE
     reads_at_once = _READS_AT_ONCE
 
     def __init__(self, bucket: ObjectBucket, *, fingerprint: str) -> None:
-        super().__init__(Path(folder_name(fingerprint)))
-        self.names = threading.RLock()
-        self.servers: frozenset[str] = frozenset()
-        self.around = ObjectsAround()
-        self.has_unread = False
+        super().__init__(Path(folder_name(fingerprint)), place=bucket.url)
         self._bucket = bucket
         self._model = self.folder.name
         self._server = new_server_name()
@@ -82,10 +77,8 @@ class ModelBucket(NamedRecords):
         self._heads: dict[Path, memoryview] = {}
         self._leased_at: tuple[int, float] | None = None
         """The same moment by the store's clock (ns) and by ours (s)."""
-
-    @property
-    def place(self) -> str:
-        return self._bucket.url
+        self._nbytes_around: dict[Path, int] = {}
+        self._evictable: list[FileInfo] = []
 
     # Other servers.
 
@@ -103,25 +96,16 @@ class ModelBucket(NamedRecords):
     def _lease_name(self) -> str:
         return f"{self._model}/{SERVERS}/{self._server}"
 
-    @property
-    def has_vanished(self) -> bool:
-        # Objects have no folder: removed ones are found missing one by one.
-        return False
-
     def note_servers(self, now_ns: int) -> bool:
         del now_ns  # By this server's clock; the store has its own.
         leases = list(self._bucket.listing(f"{self._model}/{SERVERS}"))
-        own = next((lease for lease in leases if lease.name == self._lease_name), None)
+        own = next((lease for lease in leases if lease.path.name == self._server), None)
         if own is not None:
-            self._leased_at = (own.changed_ns, time.monotonic())
-        living = _living(leases, own.changed_ns if own is not None else self._now_ns())
-        self._bucket.delete([lease.name for lease in leases if lease not in living])
-        before, self.servers = self.servers, frozenset(_last(lease.name) for lease in living) - {self._server}
+            self._leased_at = (own.mtime_ns, time.monotonic())
+        living = _living(leases, own.mtime_ns if own is not None else self._now_ns())
+        self._bucket.delete([lease.path.as_posix() for lease in leases if lease not in living])
+        before, self.servers = self.servers, frozenset(lease.path.name for lease in living) - {self._server}
         return bool(before or self.servers)
-
-    @property
-    def has_new_servers(self) -> bool:
-        return True
 
     def _now_ns(self) -> int:
         """The store's estimated time."""
@@ -141,17 +125,18 @@ class ModelBucket(NamedRecords):
             self._written_meanwhile = {}
         try:
             objects = list(self._bucket.listing(""))
-            own = {Path(each.name): each for each in objects if self._is_ours(each)}
+            own = {each.path: each for each in objects if self._is_ours(each.path)}
             used_ns = self._uses(objects, own)
             unknown = [each for path, each in own.items() if not is_known(path, each.nbytes)]
-            unknown.sort(key=lambda each: each.changed_ns, reverse=True)
+            unknown.sort(key=lambda each: each.mtime_ns, reverse=True)
             heads = self._read_heads(unknown[:MOST_HEADERS], is_closing)
             for each in unknown:
                 # Removed since the listing, or beyond `MOST_HEADERS`.
-                if Path(each.name) not in heads and _is_record(each):
-                    del own[Path(each.name)]
-            infos = ((path, _info_of(each)) for path, each in own.items())
-            files = {path: replace(info, mtime_ns=max(info.mtime_ns, used_ns.get(path, 0))) for path, info in infos}
+                if each.path not in heads and _is_record(each.path):
+                    del own[each.path]
+            files = {
+                path: replace(info, mtime_ns=max(info.mtime_ns, used_ns.get(path, 0))) for path, info in own.items()
+            }
         except BaseException:
             with self._lock:
                 self._written_meanwhile = None
@@ -163,12 +148,12 @@ class ModelBucket(NamedRecords):
                     files[path] = info
             self._files, self._heads, self._written_meanwhile = files, heads, None
             self.has_unread = len(unknown) > MOST_HEADERS
-        self.around.note([each for each in objects if Path(each.name) not in own], self._model, self._now_ns())
+        self._note_around([each for each in objects if each.path not in own])
 
-    def _uses(self, objects: Iterable[ObjectInfo], own: Mapping[Path, ObjectInfo]) -> dict[Path, int]:
+    def _uses(self, objects: Iterable[FileInfo], own: Collection[Path]) -> dict[Path, int]:
         """When records were used, as servers have shown; what shows the use of a record that is gone is removed."""
-        shown = [each for each in objects if each.name.startswith(f"{self._model}/") and _is_use(each)]
-        used_ns = {self.path_of(bytes.fromhex(_last(each.name))): each.changed_ns for each in shown}
+        shown = [each for each in objects if self.folder in each.path.parents and _is_use(each.path)]
+        used_ns = {self.path_of(bytes.fromhex(each.path.name)): each.mtime_ns for each in shown}
         gone = [path for path in used_ns if path not in own]
         for at in range(0, len(gone), self.removed_at_once):
             self._bucket.delete([self._use_name(path) for path in gone[at : at + self.removed_at_once]])
@@ -177,14 +162,14 @@ class ModelBucket(NamedRecords):
     def _use_name(self, path: Path) -> str:
         return f"{self._model}/{_USES}/{path.stem}"
 
-    def _is_ours(self, each: ObjectInfo) -> bool:
-        is_inside = each.name.startswith(f"{self._model}/") and RECORD_NAME.fullmatch(_last(each.name)) is not None
-        return is_inside and not each.name.startswith(f"{self._model}/{SERVERS}/")
+    def _is_ours(self, path: Path) -> bool:
+        is_inside = self.folder in path.parents and path.parts[1] != SERVERS
+        return is_inside and RECORD_NAME.fullmatch(path.name) is not None
 
-    def _read_heads(self, objects: list[ObjectInfo], is_closing: Callable[[], bool]) -> dict[Path, memoryview]:
+    def _read_heads(self, objects: list[FileInfo], is_closing: Callable[[], bool]) -> dict[Path, memoryview]:
         """The heads of these records, read in batches; without those that are gone."""
         heads: dict[Path, memoryview] = {}
-        wanted = [each for each in objects if _is_record(each)]
+        wanted = [each for each in objects if _is_record(each.path)]
         for at in range(0, len(wanted), _HEADERS_AT_ONCE):
             if is_closing():
                 break
@@ -192,18 +177,18 @@ class ModelBucket(NamedRecords):
             with ThreadPoolExecutor(_READS_AT_ONCE, thread_name_prefix="reprise-disk-headers") as pool:
                 for each, head in zip(some, pool.map(self._head, some), strict=True):
                     if head is not None:
-                        heads[Path(each.name)] = head
+                        heads[each.path] = head
         return heads
 
-    def _head(self, each: ObjectInfo) -> memoryview | None:
+    def _head(self, each: FileInfo) -> memoryview | None:
         """An object up to the end of its header, or None if it is gone."""
         try:
-            head = self._bucket.get(each.name, min(_HEAD_NBYTES, each.nbytes))
+            head = self._bucket.get(each.path.as_posix(), min(_HEAD_NBYTES, each.nbytes))
             if len(head) >= LENGTH.size:
                 (header_nbytes,) = cast("tuple[int]", LENGTH.unpack(head[: LENGTH.size]))
                 most = min(LENGTH.size + header_nbytes, each.nbytes)
                 if len(head) < most <= MAX_HEADER_NBYTES:
-                    head = self._bucket.get(each.name, most)
+                    head = self._bucket.get(each.path.as_posix(), most)
         except FileNotFoundError:
             return None
         return head
@@ -217,28 +202,36 @@ class ModelBucket(NamedRecords):
                 folders[info.path.parent].append(info)
         return folders
 
-    def forget_listed(self) -> None:
-        """Nothing is kept from one listing to the next."""
-
-    def sweep(self) -> int:
-        return 0
-
     def all_files(self) -> Iterable[FileInfo]:
-        return [_info_of(each) for each in self._bucket.listing(self._model) if self._is_ours(each)]
-
-    def is_there(self, path: Path) -> bool:
-        with self._lock:
-            return path in self._files
-
-    def has_folder(self) -> bool:
-        return True
+        return [each for each in self._bucket.listing(self._model) if self._is_ours(each.path)]
 
     def used_ns(self, path: Path) -> int | None:
         with self._lock:
             return self._files[path].mtime_ns if path in self._files else None
 
-    def is_obstructed(self, key: bytes) -> bool:
-        return False
+    def _note_around(self, objects: Collection[FileInfo]) -> None:
+        """Take those of a listing that are not this model's; leases of living servers protect their models' objects."""
+        now_ns = self._now_ns()
+        leases: dict[str, list[FileInfo]] = defaultdict(list)
+        records: dict[str, list[FileInfo]] = defaultdict(list)
+        for each in objects:
+            model, *rest = each.path.parts or ("",)
+            if rest[:1] == [SERVERS]:
+                leases[model].append(each)
+            elif MODEL_NAME.fullmatch(model) and model != self._model and _is_evictable(each.path):
+                records[model].append(each)
+        unserved = [info for model, infos in records.items() if not _living(leases[model], now_ns) for info in infos]
+        with self._lock:
+            self._nbytes_around = {each.path: each.nbytes for each in objects}
+            self.around_nbytes = sum(self._nbytes_around.values())
+            self._evictable = sorted(unserved, key=lambda info: info.mtime_ns)
+
+    def look_around(self, now_ns: int) -> None:
+        """Nothing: `prepare` has listed them."""
+
+    def evictable_around(self) -> list[FileInfo]:
+        with self._lock:
+            return list(self._evictable)
 
     # Reading.
 
@@ -246,12 +239,11 @@ class ModelBucket(NamedRecords):
         with self._lock:
             head = self._heads.pop(info.path, None)
         if head is None:
-            head = self._head(ObjectInfo(name=info.path.as_posix(), nbytes=info.nbytes, changed_ns=info.mtime_ns))
+            head = self._head(info)
             if head is None:
                 raise FileNotFoundError(2, "there is no such object")
         header = read_header(BytesIO(head), info.nbytes)
-        if info.path != self.path_of(header.key):
-            raise Unverified("its name does not match its content")
+        self.verify_name(info.path, header)
         return header
 
     def read(self, key: bytes) -> DiskRecord:
@@ -261,19 +253,18 @@ class ModelBucket(NamedRecords):
         if info is None:
             raise FileNotFoundError(2, "there is no such object")
         try:
-            return self._read(key, info)
+            return self._read(info)
         except Unverified:
             # Read again before it is removed as damaged: the connection may have ended early.
-            return self._read(key, info)
+            return self._read(info)
         except FileNotFoundError:
             self._note(path, None)
             raise
 
-    def _read(self, key: bytes, info: FileInfo) -> DiskRecord:
+    def _read(self, info: FileInfo) -> DiskRecord:
         content = self._bucket.get(info.path.as_posix(), info.nbytes)
         record = read_record(BytesIO(content), len(content))
-        if record.key != key:
-            raise Unverified("its name does not match its content")
+        self.verify_name(info.path, record)
         return record
 
     def read_note(self, root: bytes) -> str:
@@ -281,13 +272,7 @@ class ModelBucket(NamedRecords):
 
     # Writing.
 
-    def temporary_of(self, path: Path) -> Path:
-        return path
-
-    def begin(self, key: bytes, nbytes: int) -> int:
-        return 0
-
-    def fill(self, begun: int, encoded: EncodedFile) -> None:
+    def fill(self, key: bytes, encoded: EncodedFile, at_ns: int) -> None:
         # Objects cannot be renamed: it is sent by `publish`.
         self._content = encoded
 
@@ -331,74 +316,22 @@ class ModelBucket(NamedRecords):
         self._bucket.delete([path.as_posix() for path in paths])
         for path in paths:
             self._note(path, None)
-            self.around.forget(path)
-
-    def quarantine(self, path: Path) -> None:
-        """Remove it: a bucket has no quarantine."""
-        self.remove(path)
-
-    def clear_quarantine(self) -> None:
-        """There is none."""
-
-
-class ObjectsAround:
-    """The objects other than a model's: those of other models, and any others below the prefix."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._nbytes_of: dict[Path, int] = {}
-        self._evictable: list[FileInfo] = []
-        self.nbytes = 0
-
-    def note(self, objects: Collection[ObjectInfo], own: str, now_ns: int) -> None:
-        """Update from a listing; leases of living servers protect their models' objects."""
-        leases: dict[str, list[ObjectInfo]] = defaultdict(list)
-        records: dict[str, list[FileInfo]] = defaultdict(list)
-        for each in objects:
-            model, _, rest = each.name.partition("/")
-            if rest.startswith(f"{SERVERS}/"):
-                leases[model].append(each)
-            elif MODEL_NAME.fullmatch(model) and model != own and _is_evictable(each):
-                records[model].append(_info_of(each))
-        unserved = [info for model, infos in records.items() if not _living(leases[model], now_ns) for info in infos]
         with self._lock:
-            self._nbytes_of = {Path(each.name): each.nbytes for each in objects}
-            self.nbytes = sum(self._nbytes_of.values())
-            self._evictable = sorted(unserved, key=lambda info: info.mtime_ns)
-
-    def forget(self, path: Path) -> None:
-        """Forget an object that was removed."""
-        with self._lock:
-            self.nbytes -= self._nbytes_of.pop(path, 0)
-            self._evictable = [info for info in self._evictable if info.path != path]
-
-    def look(self, now_ns: int) -> None:
-        """No-op: `note` has the last listing."""
-
-    def evictable(self) -> list[FileInfo]:
-        with self._lock:
-            return list(self._evictable)
+            self.around_nbytes -= sum(self._nbytes_around.pop(path, 0) for path in paths)
+            self._evictable = [info for info in self._evictable if info.path not in paths]
 
 
-def _living(leases: Iterable[ObjectInfo], now_ns: int) -> list[ObjectInfo]:
-    return [lease for lease in leases if now_ns - lease.changed_ns < EXPIRED_S * 1e9]
+def _living(leases: Iterable[FileInfo], now_ns: int) -> list[FileInfo]:
+    return [lease for lease in leases if now_ns - lease.mtime_ns < EXPIRED_S * 1e9]
 
 
-def _info_of(each: ObjectInfo) -> FileInfo:
-    return FileInfo(path=Path(each.name), nbytes=each.nbytes, mtime_ns=each.changed_ns)
+def _is_evictable(path: Path) -> bool:
+    return RECORD_NAME.fullmatch(path.name) is not None or _is_use(path)
 
 
-def _is_evictable(each: ObjectInfo) -> bool:
-    return RECORD_NAME.fullmatch(_last(each.name)) is not None or _is_use(each)
+def _is_use(path: Path) -> bool:
+    return _USE_NAME.fullmatch(path.as_posix()) is not None
 
 
-def _is_use(each: ObjectInfo) -> bool:
-    return _USE_NAME.fullmatch(each.name) is not None
-
-
-def _is_record(each: ObjectInfo) -> bool:
-    return each.name.endswith(".kv")
-
-
-def _last(name: str) -> str:
-    return name.rpartition("/")[2]
+def _is_record(path: Path) -> bool:
+    return path.suffix == ".kv"

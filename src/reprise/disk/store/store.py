@@ -80,7 +80,6 @@ class RecordStore:
         """The record that could not be read, with which that is tried again."""
         self._hidden: set[bytes | None] = set()
         """Roots that are being cleared (None: all): their records are not to be found any more, and are still there."""
-        self._others = directory.around
         self._unfinished_nbytes = 0
         if directory.is_remote:
             return  # The watcher scans first, and no request waits for it.
@@ -98,7 +97,7 @@ class RecordStore:
 
     @property
     def others_nbytes(self) -> int:
-        return self._others.nbytes + self._unfinished_nbytes
+        return self.directory.around_nbytes + self._unfinished_nbytes
 
     def moment(self) -> int:
         """The time for a use, later than all before, in ns."""
@@ -210,7 +209,7 @@ class RecordStore:
         known = [*unusable, *(self.directory.path_of(key) for key in keys if key[:1].hex() in names)]
         there = {info.path for files in listed.values() for info in files}
         gone = [path for path in known if path.parent in listed and path not in there]
-        return [path for path in gone if not self.directory.is_there(path)]
+        return [path for path in gone if self.directory.used_ns(path) is None]
 
     def _forget(self, path: Path) -> None:
         """Remove the file at `path` from the index."""
@@ -320,7 +319,7 @@ class RecordStore:
         with self.directory.names:
             has_folder = self.directory.has_folder()
             # Unless it was evicted and rewritten since.
-            is_there = has_folder and self.directory.is_there(self.directory.path_of(key))
+            is_there = has_folder and self.directory.used_ns(self.directory.path_of(key)) is not None
             with self.changed:
                 if not has_folder:
                     self.index.remove_all()
@@ -414,12 +413,11 @@ class RecordStore:
                 if self._is_known(record.key):
                     return False  # Another server has written it meanwhile.
                 # Created at its full size, so that other servers count it.
-                begun = directory.begin(record.key, encoded.nbytes)
+                directory.begin(record.key, encoded.nbytes)
         try:
-            directory.fill(begun, encoded)
             with self.changed:
                 at_ns = self.moment()
-            directory.set_time(directory.temporary_of(path), at_ns)
+            directory.fill(record.key, encoded, at_ns)
             with directory.names:
                 # Not if it was cleared meanwhile or its parent has gone.
                 if not self._is_due(record, is_wanted) or self._is_known(record.key):
@@ -496,7 +494,7 @@ class RecordStore:
         headers are not read. Evicts nothing if that would not suffice. Spares the record `beside` and its ancestors.
         The caller holds `directory.names` and the directory's lock.
         """
-        self._others.look(now_ns)
+        self.directory.look_around(now_ns)
         if not self.directory.is_remote and self._note_servers(now_ns):
             self._rescan(now_ns)
         with self.changed:
@@ -505,13 +503,13 @@ class RecordStore:
             own_spare = self.index.nbytes - staying
         if over <= 0:
             return True
-        others = deque(self._others.evictable())
+        others = deque(self.directory.evictable_around())
         if own_spare + sum(info.nbytes for info in others) < over:
             return False
         num_others = len(others)
         removed = self._remove(over, others, beside)
         if len(others) < num_others:
-            self._others.look(now_ns)
+            self.directory.look_around(now_ns)
         return removed >= over
 
     def _remove(self, nbytes: int, others: deque[FileInfo], beside: bytes) -> int:
