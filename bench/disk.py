@@ -143,7 +143,7 @@ class RecordMaker:
             encoder.add_entries([SegmentSlice(segment, 0, len(part), part)], kind, part)
 
     def _put(self, encoder: RecordEncoder, tokens: Tokens, *, start: int, parent: bytes, is_tail: bool) -> None:
-        record = DiskRecord.of(
+        record = DiskRecord(
             root=self._disk.root(""),
             parent=parent,
             is_tail=is_tail,

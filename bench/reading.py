@@ -17,7 +17,7 @@ import numpy as np
 
 from reprise.core.tokens import as_tokens
 from reprise.disk.records.format import encode, read_record
-from reprise.disk.records.record import DiskRecord, Section, key_of, root_key
+from reprise.disk.records.record import DiskRecord, Section, root_key
 
 _TOKENS = 256
 
@@ -31,9 +31,8 @@ def write_records(folder: Path, *, num: int, nbytes: int) -> list[Path]:
     files: list[Path] = []
     for number in range(num):
         section = Section(dtype="uint8", shape=(nbytes,), data=np.roll(data, number).data)
-        key = key_of(root, tokens, is_tail=False)
         record = DiskRecord(
-            root=root, parent=root, key=key, is_tail=False, start=0, tokens=tokens, about={}, sections=(section,)
+            root=root, parent=root, is_tail=False, start=0, tokens=tokens, about={}, sections=(section,)
         )
         files.append(folder / f"{number}.rec")
         with files[-1].open("wb") as file:

@@ -58,7 +58,7 @@ def records_for(
     root, block = cache.root(namespace), cache.block
     [missing] = cache.missing(tokens, [len(tokens)], namespace=namespace)
     records = [
-        DiskRecord.of(
+        DiskRecord(
             root=root,
             parent=parent,
             is_tail=False,
@@ -72,7 +72,7 @@ def records_for(
     if has_tail and missing.needs_tail:
         start = len(ids) // block * block
         records.append(
-            DiskRecord.of(
+            DiskRecord(
                 root=root,
                 parent=missing.tail_parent,
                 is_tail=True,
@@ -105,9 +105,7 @@ def keys_in(cache: DiskCache, namespace: str = "") -> set[bytes]:
 
 def look(cache: DiskCache) -> None:
     """Have the cache take up what other servers have done."""
-    scanned = threading.Event()
-    number = cache.scan(scanned.set)
-    assert scanned.wait(PATIENCE_S) and cache.has_scanned(number)
+    cache.scan().result(PATIENCE_S)
 
 
 def position(found: DiskMatch | None) -> int:

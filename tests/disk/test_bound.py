@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from reprise.disk.folders.model_directory import FolderListings
 from reprise.disk.records.format import encode
-from reprise.disk.records.record import DiskMatch, DiskRecord
+from reprise.disk.records.record import DiskMatch, DiskRecord, IndexEntry
 from reprise.disk.store.cache import DiskCache
-from reprise.disk.store.index import DiskIndex, IndexEntry
+from reprise.disk.store.index import DiskIndex
 from tests.disk.chains import (
     PATIENCE_S,
     DirectoryClock,

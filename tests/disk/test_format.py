@@ -63,7 +63,7 @@ def sections(draw: st.DrawFn) -> Section:
 def records(draw: st.DrawFn) -> DiskRecord:
     is_tail, start = draw(st.booleans()), draw(st.sampled_from([0, 1, 512, 2**31]))
     ids = draw(st.lists(st.integers(0, 2**31 - 1), min_size=1 if start == 0 or not is_tail else 0, max_size=20))
-    return DiskRecord.of(
+    return DiskRecord(
         root=ROOT,
         parent=ROOT if start == 0 else OTHER,
         is_tail=is_tail,
@@ -101,7 +101,7 @@ def small(**changes: object) -> DiskRecord:
             Section(dtype="uint8", shape=(70,), data=bytes(range(70))),
         ),
     }
-    return DiskRecord.of(is_tail=False, **(given | changes))  # type: ignore[arg-type]
+    return DiskRecord(is_tail=False, **(given | changes))  # type: ignore[arg-type]
 
 
 @given(record=records())
@@ -282,15 +282,4 @@ def test_a_record_checks_itself() -> None:
         with pytest.raises(AssertionError):
             small(**wrong)
     with pytest.raises(AssertionError):
-        DiskRecord.of(root=ROOT, parent=ROOT, is_tail=True, start=0, tokens=as_tokens([]), about={}, sections=())
-    with pytest.raises(AssertionError):
-        DiskRecord(
-            root=ROOT,
-            parent=ROOT,
-            key=OTHER,
-            is_tail=False,
-            start=0,
-            tokens=as_tokens([9]),
-            about={},
-            sections=(),
-        )
+        DiskRecord(root=ROOT, parent=ROOT, is_tail=True, start=0, tokens=as_tokens([]), about={}, sections=())

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reprise.core.tokens import as_tokens
-from reprise.disk.records.record import block_key, root_key, tail_key, token_bytes
+from reprise.disk.records.record import IndexEntry, block_key, root_key, tail_key, token_bytes
 from reprise.disk.store import index as index_module
-from reprise.disk.store.index import DiskIndex, IndexEntry
+from reprise.disk.store.index import DiskIndex
 from tests.disk.chains import BLOCK, find, opened, position, put_path
 from tests.matrix import examples
 

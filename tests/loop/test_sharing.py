@@ -25,7 +25,7 @@ def servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Dr
     on_disk: dict[str, Any] = {"disk_bytes": Bytes(1 << 30), "disk_directory": str(tmp_path), "disk_block": BLOCK}
     engines = [DrivenEngine("qwen3_5", prefill_chunk=256, **on_disk) for _ in range(2)]
     # The first was there before the second, and has not seen it yet.
-    engines[0].ask(lambda worker: disk_cache(worker).scan(lambda: None))
+    engines[0].ask(lambda worker: disk_cache(worker).scan())
     yield engines
     for engine in engines:
         engine.close()
@@ -83,9 +83,7 @@ def test_a_chat_moves_through_an_object_store(tmp_path: Path, monkeypatch: pytes
     engines = [DrivenEngine("qwen3_5", prefill_chunk=256, **on_disk) for _ in range(2)]
     try:
         for engine in (*engines, *engines):
-            scanned = threading.Event()
-            engine.ask(lambda worker, scanned=scanned: disk_cache(worker).scan(scanned.set))
-            assert scanned.wait(PATIENCE_S)
+            engine.ask(lambda worker: disk_cache(worker).scan()).result(PATIENCE_S)
         prompt = words(1, 200)
         for turn in range(3):
             engine = engines[turn % 2]

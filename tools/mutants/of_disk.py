@@ -32,8 +32,8 @@ DISK_MUTANTS = (
     _mutant(
         "read_header",
         "the key is not compared with the tokens",
-        "header.key != key_of(header.parent, header.tokens, is_tail=header.is_tail)",
-        "len(header.key) == 0",
+        "entry.key != key_of(entry.parent, entry.tokens, is_tail=entry.is_tail)",
+        "len(entry.key) == 0",
         _FORMAT,
     ),
     _mutant(
@@ -248,7 +248,7 @@ DISK_MUTANTS = (
         ("tests/disk/test_notes.py",),
     ),
     _mutant(
-        "DiskCache._is_unreadable",
+        "DiskCache._readable_root",
         "a store that is unavailable is asked for each prompt",
         "self._store.is_unavailable",
         "False",
@@ -280,13 +280,6 @@ DISK_MUTANTS = (
         "an eviction shows the use of what it leaves",
         "at_ns >= recent_ns",
         "True",
-        _BUCKET,
-    ),
-    _mutant(
-        "RecordReader._choose",
-        "records of a bucket are read one at a time",
-        "self._num_under_way >= self._most",
-        "self._num_under_way >= 1",
         _BUCKET,
     ),
     _mutant(

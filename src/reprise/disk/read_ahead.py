@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 
 from reprise.cache.lookup import Match
@@ -57,10 +58,10 @@ SCAN_TIMEOUT_S = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _AwaitedScan:
-    """A request that waits for scan `number` to end, until `until_s` at the latest."""
+    """A request that waits for a scan to end, until `until_s` at the latest."""
 
     request: TierRequest
-    number: int
+    ended: Future[None]
     until_s: float
 
 
@@ -192,8 +193,9 @@ class ReadAhead:
         if unknown < MIN_TOKENS or unknown < min(known, self._disk.block):
             return False
         request.reading.has_awaited_scan = True
-        until_s = time.monotonic() + SCAN_TIMEOUT_S
-        self._awaited_scans.append(_AwaitedScan(request=request, number=self._disk.scan(self._wake), until_s=until_s))
+        scan = _AwaitedScan(request=request, ended=self._disk.scan(), until_s=time.monotonic() + SCAN_TIMEOUT_S)
+        self._awaited_scans.append(scan)
+        scan.ended.add_done_callback(lambda _: self._wake())
         request.reading.is_loading = True
         return True
 
@@ -250,7 +252,7 @@ class ReadAhead:
         """
         reach(Failpoint.DISK_ADVANCE)
         for scan in list(self._awaited_scans):
-            if self._disk.has_scanned(scan.number) or time.monotonic() >= scan.until_s:
+            if scan.ended.done() or time.monotonic() >= scan.until_s:
                 self._awaited_scans.remove(scan)
                 self._admit([scan.request])
         for read in list(self._reads):

@@ -18,7 +18,7 @@ from reprise.cache.node import Checkpoint, subtree
 from reprise.cache.prefix_cache import PrefixCache
 from reprise.core.kinds import Chunk, Footprint, Full, KvKind, Layout, Window
 from reprise.core.prompt import BoundaryKind
-from reprise.core.tokens import Span, Tokens
+from reprise.core.tokens import Span, Tokens, own_tokens
 from reprise.disk.ports import NewEncoder, StateEncoder, TierRequest
 from reprise.disk.records.record import DiskRecord
 from reprise.disk.store.cache import DiskCache
@@ -267,12 +267,12 @@ class WriteBehind:
     def _put(self, path: _DuePath, copy: _RecordCopy) -> bool:
         """Queue the copied record for writing; returns whether it was accepted."""
         plan, own = copy.plan, self._span(copy.plan)
-        record = DiskRecord.of(
+        record = DiskRecord(
             root=self._disk.root(path.namespace),
             parent=plan.parent,
             is_tail=plan.is_tail,
             start=plan.start,
-            tokens=path.tokens[own.start : own.stop],
+            tokens=own_tokens(path.tokens[own.start : own.stop]),
             about=copy.encoder.about,
             sections=copy.encoder.sections,
         )

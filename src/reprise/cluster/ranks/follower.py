@@ -74,7 +74,7 @@ class FollowingRank:
     ) -> None:
         """Queue our part of a record for writing."""
         if self.shards is not None:
-            record = DiskRecord.of(
+            record = DiskRecord(
                 root=bytes.fromhex(root),
                 parent=bytes.fromhex(parent),
                 is_tail=is_tail,

@@ -30,12 +30,11 @@ from reprise.disk.records.format import (
     LENGTH,
     MAX_HEADER_NBYTES,
     EncodedFile,
-    RecordHeader,
     Unverified,
     read_header,
     read_record,
 )
-from reprise.disk.records.record import DiskRecord, folder_name
+from reprise.disk.records.record import DiskRecord, IndexEntry, folder_name
 
 _USES = "uses"
 _USE_NAME = re.compile(rf"[0-9a-f]{{16}}/{_USES}/[0-9a-f]{{64}}")
@@ -235,16 +234,16 @@ class ModelBucket(ModelFolder):
 
     # Reading.
 
-    def header(self, info: FileInfo) -> RecordHeader:
+    def entry(self, info: FileInfo) -> IndexEntry:
         with self._lock:
             head = self._heads.pop(info.path, None)
         if head is None:
             head = self._head(info)
             if head is None:
                 raise FileNotFoundError(2, "there is no such object")
-        header = read_header(BytesIO(head), info.nbytes)
-        self.verify_name(info.path, header)
-        return header
+        entry = read_header(BytesIO(head), info.nbytes).entry
+        self.verify_name(info.path, entry)
+        return entry
 
     def read(self, key: bytes) -> DiskRecord:
         path = self.path_of(key)

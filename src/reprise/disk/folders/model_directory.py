@@ -29,8 +29,8 @@ from reprise.disk.folders.lease import (
     make_private,
 )
 from reprise.disk.folders.model_folder import MODEL_NAME, RECORD_NAME, SERVERS, TEMPORARY_ENDING, FileInfo, ModelFolder
-from reprise.disk.records.format import EncodedFile, RecordHeader, read_header, read_record
-from reprise.disk.records.record import DiskRecord, folder_name
+from reprise.disk.records.format import EncodedFile, read_header, read_record
+from reprise.disk.records.record import DiskRecord, IndexEntry, folder_name
 
 log = logging.getLogger(__name__)
 
@@ -195,11 +195,11 @@ class ModelDirectory(ModelFolder):
 
     # Reading.
 
-    def header(self, info: FileInfo) -> RecordHeader:
+    def entry(self, info: FileInfo) -> IndexEntry:
         with info.path.open("rb") as file:
-            header = read_header(file, os.fstat(file.fileno()).st_size)
-        self.verify_name(info.path, header)
-        return header
+            entry = read_header(file, os.fstat(file.fileno()).st_size).entry
+        self.verify_name(info.path, entry)
+        return entry
 
     def read(self, key: bytes) -> DiskRecord:
         reach(Failpoint.DISK_READ, self, key)

@@ -14,8 +14,8 @@ from pathlib import Path
 from threading import RLock
 from typing import Protocol
 
-from reprise.disk.records.format import EncodedFile, RecordHeader, Unverified
-from reprise.disk.records.record import DiskRecord
+from reprise.disk.records.format import EncodedFile, Unverified
+from reprise.disk.records.record import DiskRecord, IndexEntry
 
 TEMPORARY_ENDING = ".tmp"
 SERVERS = "servers"
@@ -128,7 +128,7 @@ class ModelFolder(ABC):
     # Files.
 
     def prepare(self, is_known: Callable[[Path, int], bool], is_closing: Callable[[], bool]) -> None:
-        """Fetch what the next `listed` and `header` return; call it without a lock.
+        """Fetch what the next `listed` and `entry` return; call it without a lock.
 
         `is_known`: whether a file with this path and size is known. `is_closing`: whether to stop early.
         """
@@ -193,17 +193,17 @@ class ModelFolder(ABC):
         """Whether something that cannot be replaced has a record's path."""
         return False
 
-    # Reading. `header` and `read` also raise Unverified and OtherVersion.
+    # Reading. `entry` and `read` also raise Unverified and OtherVersion.
 
     @abstractmethod
-    def header(self, info: FileInfo) -> RecordHeader:
-        """The header of a file."""
+    def entry(self, info: FileInfo) -> IndexEntry:
+        """What the header of a file says of its record."""
 
     @abstractmethod
     def read(self, key: bytes) -> DiskRecord:
         """The record, verified."""
 
-    def verify_name(self, path: Path, found: RecordHeader | DiskRecord) -> None:
+    def verify_name(self, path: Path, found: IndexEntry | DiskRecord) -> None:
         """Raises Unverified unless what was read from this path belongs there."""
         if path != self.path_of(found.key):
             raise Unverified("its name does not match its content")

@@ -25,12 +25,14 @@ from typing import Any, cast
 
 import numpy as np
 
-from reprise.core.tokens import Tokens
+from reprise.core.tokens import as_tokens
 from reprise.disk.records.record import (
     DTYPE_NBYTES,
     FORMAT_VERSION,
     KEY_NBYTES,
+    TOKEN_NBYTES,
     DiskRecord,
+    IndexEntry,
     Section,
     key_of,
     token_bytes,
@@ -81,29 +83,11 @@ class SectionPlace:
 class RecordHeader:
     """A record without the bytes of its sections."""
 
-    root: bytes
-    parent: bytes
-    key: bytes
-    is_tail: bool
-    start: int
-    tokens: Tokens
+    entry: IndexEntry
     about: dict[str, Any]
     sections: tuple[SectionPlace, ...]
     body_at: int
     body_sha256: bytes
-
-    @property
-    def body_nbytes(self) -> int:
-        return sum(place.nbytes for place in self.sections)
-
-    @property
-    def nbytes(self) -> int:
-        """`DiskRecord.nbytes` of the record."""
-        return self.body_nbytes + int(self.tokens.nbytes)
-
-    @property
-    def file_nbytes(self) -> int:
-        return self.body_at + self.body_nbytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,10 +148,11 @@ def read_header(file: BufferedReader | BytesIO, file_nbytes: int) -> RecordHeade
         header = _parsed(text, body_at=LENGTH.size + header_nbytes)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise Unverified(f"its header cannot be read ({error})") from error
-    if header.key != key_of(header.parent, header.tokens, is_tail=header.is_tail):
+    entry = header.entry
+    if entry.key != key_of(entry.parent, entry.tokens, is_tail=entry.is_tail):
         raise Unverified("its key is not that of its tokens")
-    if header.file_nbytes != file_nbytes:
-        raise Unverified(f"it is {file_nbytes} bytes long instead of {header.file_nbytes}")
+    if entry.file_nbytes != file_nbytes:
+        raise Unverified(f"it is {file_nbytes} bytes long instead of {entry.file_nbytes}")
     return header
 
 
@@ -182,13 +167,13 @@ def read_record(file: BufferedReader | BytesIO, file_nbytes: int) -> DiskRecord:
         body_sum.update(sections[-1].data)
     if body_sum.digest() != header.body_sha256:
         raise Unverified("its body has the wrong checksum")
+    entry = header.entry
     return DiskRecord(
-        root=header.root,
-        parent=header.parent,
-        key=header.key,
-        is_tail=header.is_tail,
-        start=header.start,
-        tokens=header.tokens,
+        root=entry.root,
+        parent=entry.parent,
+        is_tail=entry.is_tail,
+        start=entry.start,
+        tokens=as_tokens(np.frombuffer(entry.tokens, dtype="<i4")),
         about=header.about,
         sections=tuple(sections),
     )
@@ -221,27 +206,32 @@ def _parsed(text: bytes, *, body_at: int) -> RecordHeader:
         raise OtherVersion(f"it is of format version {metadata['version']}")
     if metadata[_HEADER_SUM] != _checksum(fields):
         raise ValueError("it has the wrong checksum")
-    tokens = np.frombuffer(base64.b64decode(metadata["tokens"], validate=True), dtype="<i4").astype(np.int32)
-    tokens.flags.writeable = False
-    header = RecordHeader(
+    tokens = base64.b64decode(metadata["tokens"], validate=True)
+    sections = tuple(_places(fields[str(i)] for i in range(len(fields) - 1)))
+    body_nbytes = sum(place.nbytes for place in sections)
+    entry = IndexEntry(
         root=bytes.fromhex(metadata["root"]),
         parent=bytes.fromhex(metadata["parent"]),
         key=bytes.fromhex(metadata["key"]),
         is_tail=bool(int(metadata["is_tail"])),
         start=int(metadata["start"]),
         tokens=tokens,
+        nbytes=body_nbytes + len(tokens),
+        file_nbytes=body_at + body_nbytes,
+    )
+    if {len(entry.root), len(entry.parent), len(entry.key)} != {KEY_NBYTES}:
+        raise ValueError("a key of another length")
+    if entry.start < 0 or (entry.start == 0) != (entry.parent == entry.root):
+        raise ValueError(f"a start at {entry.start}")
+    if len(tokens) % TOKEN_NBYTES != 0 or (len(tokens) == 0 and (entry.start == 0 or not entry.is_tail)):
+        raise ValueError(f"{len(tokens)} bytes of tokens")
+    return RecordHeader(
+        entry=entry,
         about=dict(json.loads(metadata["about"])),
-        sections=tuple(_places(fields[str(i)] for i in range(len(fields) - 1))),
+        sections=sections,
         body_at=body_at,
         body_sha256=bytes.fromhex(metadata["body_sha256"]),
     )
-    if {len(header.root), len(header.parent), len(header.key)} != {KEY_NBYTES}:
-        raise ValueError("a key of another length")
-    if header.start < 0 or (header.start == 0) != (header.parent == header.root):
-        raise ValueError(f"a start at {header.start}")
-    if len(tokens) == 0 and (header.start == 0 or not header.is_tail):
-        raise ValueError("no tokens")
-    return header
 
 
 def _places(described: Iterable[dict[str, Any]]) -> list[SectionPlace]:

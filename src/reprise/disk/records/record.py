@@ -8,14 +8,15 @@ tokens since. The first record of a path has a root as parent, the hash of model
 import hashlib
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Self
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
-from reprise.core.tokens import Tokens, own_tokens
+from reprise.core.tokens import Tokens
 
 KEY_NBYTES = 32
+TOKEN_NBYTES = 4
 FORMAT_VERSION = 2
 """Version of the file format. Part of every root key, so records of other versions are never found."""
 
@@ -48,9 +49,9 @@ def tail_key(parent: bytes, tail: bytes) -> bytes:
     return _hash(b"tail", parent, tail)
 
 
-def key_of(parent: bytes, tokens: Tokens, *, is_tail: bool) -> bytes:
+def key_of(parent: bytes, tokens: bytes, *, is_tail: bool) -> bytes:
     """The key of a record."""
-    return tail_key(parent, token_bytes(tokens)) if is_tail else block_key(parent, token_bytes(tokens))
+    return tail_key(parent, tokens) if is_tail else block_key(parent, tokens)
 
 
 def folder_name(fingerprint: str) -> str:
@@ -89,7 +90,7 @@ class DiskRecord:
 
     root: bytes
     parent: bytes
-    key: bytes
+    key: bytes = field(init=False)
     is_tail: bool
     start: int
     tokens: Tokens
@@ -97,34 +98,10 @@ class DiskRecord:
     sections: tuple[Section, ...]
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "key", key_of(self.parent, token_bytes(self.tokens), is_tail=self.is_tail))
         assert len(self.root) == len(self.parent) == KEY_NBYTES, self
-        assert self.key == key_of(self.parent, self.tokens, is_tail=self.is_tail), self
         assert self.start >= 0 and self.position > 0 and (self.is_tail or len(self.tokens) > 0), self
         assert (self.start == 0) == (self.parent == self.root), self
-
-    @classmethod
-    def of(
-        cls,
-        *,
-        root: bytes,
-        parent: bytes,
-        is_tail: bool,
-        start: int,
-        tokens: Tokens,
-        about: Mapping[str, Any],
-        sections: tuple[Section, ...],
-    ) -> Self:
-        """A record of these tokens (copied), with its key computed."""
-        return cls(
-            root=root,
-            parent=parent,
-            key=key_of(parent, tokens, is_tail=is_tail),
-            is_tail=is_tail,
-            start=start,
-            tokens=own_tokens(tokens),
-            about=about,
-            sections=sections,
-        )
 
     @property
     def position(self) -> int:
@@ -135,6 +112,40 @@ class DiskRecord:
     def nbytes(self) -> int:
         """Bytes of its sections and tokens, in memory."""
         return sum(section.nbytes for section in self.sections) + int(self.tokens.nbytes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IndexEntry:
+    """What the index keeps of a record."""
+
+    key: bytes
+    parent: bytes
+    root: bytes
+    is_tail: bool
+    start: int
+    tokens: bytes
+    """Of the block or the tail, little-endian int32."""
+    nbytes: int
+    """`DiskRecord.nbytes`."""
+    file_nbytes: int
+
+    @property
+    def stop(self) -> int:
+        """The position at which the record ends."""
+        return self.start + len(self.tokens) // TOKEN_NBYTES
+
+
+def entry_of(record: DiskRecord, *, file_nbytes: int) -> IndexEntry:
+    return IndexEntry(
+        key=record.key,
+        parent=record.parent,
+        root=record.root,
+        is_tail=record.is_tail,
+        start=record.start,
+        tokens=token_bytes(record.tokens),
+        nbytes=record.nbytes,
+        file_nbytes=file_nbytes,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,8 +8,9 @@ import logging
 import time
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
+from dataclasses import asdict
 from pathlib import Path
-from threading import Lock, Thread
+from threading import Thread
 
 import numpy as np
 
@@ -35,6 +36,8 @@ __all__ = ["DiskCache", "Fetch"]
 log = logging.getLogger(__name__)
 
 MIB = 1024 * 1024
+
+_NO_ROOT = b""
 
 _MOST_PATHS = 4096
 """The most leaves of a namespace that `tree` and `newest_texts` visit."""
@@ -83,7 +86,7 @@ class DiskCache:
             Thread(target=self._writer.run, name="reprise-disk-writer", daemon=True),
             *(
                 Thread(target=self._reader.run, name="reprise-disk-reader", daemon=True)
-                for _ in range(self._reader.num_threads)
+                for _ in range(self.directory.reads_at_once)
             ),
         ]
         self._drawn: tuple[tuple[bytes, int], DiskTree] | None = None
@@ -101,15 +104,9 @@ class DiskCache:
         """Whether another server used the folder at the last scan."""
         return self._store.is_shared
 
-    def scan(self, wake: Callable[[], None]) -> int:
-        """Request a scan for records that other servers have written; `wake` is called on another thread when done.
-
-        Returns the scan's number, for `has_scanned`.
-        """
-        return self._watcher.ask(wake)
-
-    def has_scanned(self, number: int) -> bool:
-        return self._watcher.has_ended(number)
+    def scan(self) -> Future[None]:
+        """Request a scan for records that other servers have written; done when it has ended, on another thread."""
+        return self._watcher.ask()
 
     def read_s(self, keys: Collection[bytes]) -> float | None:
         """Estimated seconds to read these records; None before enough was measured."""
@@ -126,10 +123,8 @@ class DiskCache:
 
     def find(self, tokens: Tokens, *, namespace: str, limit: int, spans: Sequence[Span] = ()) -> DiskMatch | None:
         """The largest position ≤ `limit` outside of the `spans` that can be resumed from disk, or None."""
-        root = self.root(namespace)
         with self._store.changed:
-            if self._is_unreadable(namespace):
-                return None
+            root = self._readable_root(namespace)
             while True:
                 found = self._store.index.find(tokens, root=root, namespace=namespace, limit=limit)
                 if found is None or (limit := outside(found.position, spans)) == found.position:
@@ -138,9 +133,7 @@ class DiskCache:
     def common_length(self, tokens: Tokens, *, namespace: str) -> int:
         """How far the tokens agree with a path on disk, resumable there or not."""
         with self._store.changed:
-            if self._is_unreadable(namespace):
-                return 0
-            return self._store.index.common_length(tokens, root=self.root(namespace))
+            return self._store.index.common_length(tokens, root=self._readable_root(namespace))
 
     def missing(self, tokens: Tokens, ends: Sequence[int], *, namespace: str) -> list[MissingRecords]:
         """The records to `put` so that each of `ends`, which ascend, can be resumed. Queued ones count as present."""
@@ -191,9 +184,13 @@ class DiskCache:
             return DiskCursor(parent=self._findable_root(namespace))
 
     def _findable_root(self, namespace: str) -> bytes:
-        """Its root key, or one on which nothing hangs while it is being cleared. The caller holds `changed`."""
+        """Its root key, or one on which nothing hangs while it is being cleared."""
         root = self.root(namespace)
-        return b"" if self._store.is_hidden(root) else root
+        return _NO_ROOT if self._store.is_hidden(root) else root
+
+    def _readable_root(self, namespace: str) -> bytes:
+        """`_findable_root`, or one on which nothing hangs while nothing can be read."""
+        return _NO_ROOT if self._store.is_unavailable else self._findable_root(namespace)
 
     def follow(
         self, cursor: DiskCursor, tokens: Tokens, ends: Collection[int]
@@ -222,11 +219,7 @@ class DiskCache:
                 others_nbytes=store.others_nbytes,
                 budget_nbytes=store.max_bytes,
                 queued_nbytes=self._writer.queued_nbytes,
-                written_nbytes=store.counters.written_nbytes,
-                read_nbytes=store.counters.read_nbytes,
-                num_evicted=store.counters.num_evicted,
-                num_quarantined=store.counters.num_quarantined,
-                num_errors=store.counters.num_errors,
+                **asdict(store.counters),
                 trouble=store.trouble or store.write_trouble,
                 spared=store.spared,
                 today_nbytes=None if self._writes is None else self._writes.today_nbytes,
@@ -238,17 +231,15 @@ class DiskCache:
     def read_note(self, namespace: str) -> str | None:
         """The text of the last `keep_note`, of this process or an earlier one, or None."""
         # A note in a store that is unavailable would be waited for.
-        return None if self._is_unreadable(namespace) else self._store.read_note(self.root(namespace))
-
-    def _is_unreadable(self, namespace: str) -> bool:
-        return self._store.is_unavailable or self._store.is_hidden(self.root(namespace))
+        root = self._readable_root(namespace)
+        return None if root == _NO_ROOT else self._store.read_note(root)
 
     def keep_note(self, namespace: str, text: str) -> None:
         """Store a text until the namespace is cleared. Logs a warning if it cannot be written."""
-        if self._is_unreadable(namespace):
-            return
+        root = self._readable_root(namespace)
         try:
-            self._store.write_note(self.root(namespace), text.encode())
+            if root != _NO_ROOT:
+                self._store.write_note(root, text.encode())
         except OSError as error:
             log.warning("Cannot write a note to the disk cache: %s", error)
 
@@ -341,7 +332,7 @@ class DiskCache:
         """
         root = self.root(namespace) if namespace is not None else None
         cleared = self.clear_root(root)
-        return cleared if self._elsewhere is None else all_done([cleared, self._elsewhere.clear(root)])
+        return cleared if self._elsewhere is None else _both(cleared, self._elsewhere.clear(root))
 
     def clear_root(self, root: bytes | None) -> Future[None]:
         """`clear` by the root key of a namespace."""
@@ -363,8 +354,9 @@ class DiskCache:
         with self._store.changed:
             self._store.is_closing = True
             self._writer.drop(lambda record: True)
+        until_s = time.monotonic() + timeout_s
         for thread in self._threads:
-            thread.join(timeout_s)
+            thread.join(max(0.0, until_s - time.monotonic()))
         if self._writes is not None:
             self._writes.save()
         if any(thread.is_alive() for thread in self._threads):
@@ -383,21 +375,16 @@ class DiskCache:
         self._store.check()
 
 
-def all_done(parts: Sequence[Future[None]]) -> Future[None]:
-    """Done when all of these are, with the first of their errors."""
+def _both(first: Future[None], second: Future[None]) -> Future[None]:
+    """Done when both are, with the first of their errors."""
     done: Future[None] = Future()
-    left, lock = set(map(id, parts)), Lock()
+    done.set_running_or_notify_cancel()
 
-    def note(part: Future[None]) -> None:
-        with lock:
-            left.discard(id(part))
-            is_last = not left and done.set_running_or_notify_cancel()
-        if is_last:
-            error = next((error for each in parts if (error := each.exception()) is not None), None)
-            done.set_result(None) if error is None else done.set_exception(error)
+    def end(_: Future[None]) -> None:
+        error = first.exception() or second.exception()
+        done.set_result(None) if error is None else done.set_exception(error)
 
-    for part in parts:
-        part.add_done_callback(note)
+    first.add_done_callback(lambda _: second.add_done_callback(end))
     return done
 
 

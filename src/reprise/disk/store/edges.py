@@ -6,7 +6,7 @@ import numpy as np
 
 from reprise.core.inspection import DiskEdge, DiskTree
 from reprise.core.tokens import Tokens, as_tokens, common_prefix
-from reprise.disk.store.index import IndexEntry
+from reprise.disk.records.record import IndexEntry
 
 
 def disk_tree(entries: Iterable[tuple[IndexEntry, int]], *, root: bytes, is_whole: bool) -> DiskTree:

@@ -14,41 +14,17 @@ from sortedcontainers import SortedList
 from reprise.core.backend import StoredText
 from reprise.core.tokens import Span, Tokens, as_tokens, common_prefix
 from reprise.disk.folders.model_folder import FileInfo
-from reprise.disk.records.format import RecordHeader
-from reprise.disk.records.record import DiskMatch, DiskRecord, MissingRecords, block_key, tail_key, token_bytes
+from reprise.disk.records.record import (
+    TOKEN_NBYTES,
+    DiskMatch,
+    IndexEntry,
+    MissingRecords,
+    block_key,
+    tail_key,
+    token_bytes,
+)
 
-TOKEN_NBYTES = 4
 _NOTHING: SortedList[tuple[bytes, bytes]] = SortedList()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class IndexEntry:
-    """One record's file in the index."""
-
-    key: bytes
-    parent: bytes
-    root: bytes
-    is_tail: bool
-    start: int
-    tokens: bytes
-    """Of the block or the tail, little-endian int32."""
-    nbytes: int
-    """`DiskRecord.nbytes`."""
-    file_nbytes: int
-
-
-def entry_of(record: DiskRecord | RecordHeader, *, file_nbytes: int) -> IndexEntry:
-    """The entry of a record, from the record or only its header."""
-    return IndexEntry(
-        key=record.key,
-        parent=record.parent,
-        root=record.root,
-        is_tail=record.is_tail,
-        start=record.start,
-        tokens=token_bytes(record.tokens),
-        nbytes=record.nbytes,
-        file_nbytes=file_nbytes,
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,16 +63,15 @@ class DiskIndex:
         """Grows with every change of entries or uses; memoized results compare it."""
         self.has_met_damage = False
         """Whether a damaged record was found: all others are then suspect until they have been read."""
-        self._children: dict[bytes, set[bytes]] = defaultdict(set)
-        """Parent → keys of its children; the parent itself may be missing."""
         self._tails: dict[bytes, dict[int, dict[bytes, bytes]]] = {}
         """Parent → length of the tail in bytes → tail → key of the tail record."""
         self._rows: dict[bytes, SortedList[tuple[bytes, bytes]]] = {}
-        """Parent → (tokens, key) of its children, sorted, so the longest common prefixes are between neighbours."""
-        self._leaves: SortedList[tuple[int, bytes]] = SortedList()
-        """(time of last use, key) of the entries without children."""
-        self._leaves_of: dict[bytes, SortedList[tuple[int, bytes]]] = {}
-        """The same by root: the paths of one namespace do not hide another's."""
+        """Parent → (tokens, key) of its children, sorted, so the longest common prefixes are between neighbours.
+
+        The parent itself may be missing.
+        """
+        self._leaves: dict[bytes, SortedList[tuple[int, bytes]]] = {}
+        """Root → (time of last use, key) of its entries without children: no namespace's paths hide another's."""
         self._latest_ns = 0
 
     # Changes.
@@ -110,9 +85,8 @@ class DiskIndex:
         """Add a record whose file was last used at `at_ns`."""
         assert entry.key not in self.entries, entry
         self.entries[entry.key] = entry
-        if entry.parent not in self._children and entry.parent in self.last_use_ns:
+        if entry.parent not in self._rows and entry.parent in self.last_use_ns:
             self._remove_leaf(self.entries[entry.parent])
-        self._children[entry.parent].add(entry.key)
         self._rows.setdefault(entry.parent, SortedList()).add((entry.tokens, entry.key))
         if entry.is_tail:
             self._tails.setdefault(entry.parent, {}).setdefault(len(entry.tokens), {})[entry.tokens] = entry.key
@@ -124,18 +98,17 @@ class DiskIndex:
         """Remove a record. Its parent inherits its time of last use."""
         entry = self.entries[key]
         self.num_changes += 1
-        if key not in self._children:
+        if key not in self._rows:
             self._remove_leaf(entry)
         del self.entries[key]
         at_ns = self.last_use_ns.pop(key)
         self.nbytes -= entry.file_nbytes
         self.unwritten_uses.pop(key, None)
         self.verified.discard(key)
-        self._rows[entry.parent].remove((entry.tokens, key))
-        beside = self._children[entry.parent]
-        beside.remove(key)
+        beside = self._rows[entry.parent]
+        beside.remove((entry.tokens, key))
         if not beside:
-            del self._children[entry.parent], self._rows[entry.parent]
+            del self._rows[entry.parent]
             if entry.parent in self.last_use_ns:
                 self._add_leaf(self.entries[entry.parent], self.last_use_ns[entry.parent])
         if entry.is_tail:
@@ -161,7 +134,7 @@ class DiskIndex:
         self._latest_ns = max(self._latest_ns, at_ns)
 
     def _set_use(self, key: bytes, at_ns: int) -> None:
-        if key not in self._children:
+        if key not in self._rows:
             if key in self.last_use_ns:
                 self._remove_leaf(self.entries[key])
             self._add_leaf(self.entries[key], at_ns)
@@ -169,15 +142,13 @@ class DiskIndex:
         self.num_changes += 1
 
     def _add_leaf(self, entry: IndexEntry, at_ns: int) -> None:
-        self._leaves.add((at_ns, entry.key))
-        self._leaves_of.setdefault(entry.root, SortedList()).add((at_ns, entry.key))
+        self._leaves.setdefault(entry.root, SortedList()).add((at_ns, entry.key))
 
     def _remove_leaf(self, entry: IndexEntry) -> None:
-        leaf = (self.last_use_ns[entry.key], entry.key)
-        self._leaves.remove(leaf)
-        self._leaves_of[entry.root].remove(leaf)
-        if not self._leaves_of[entry.root]:
-            del self._leaves_of[entry.root]
+        leaves = self._leaves[entry.root]
+        leaves.remove((self.last_use_ns[entry.key], entry.key))
+        if not leaves:
+            del self._leaves[entry.root]
 
     def add_unusable(self, file: UnusableFile) -> None:
         assert file.info.path not in self.unusable, file
@@ -196,8 +167,9 @@ class DiskIndex:
     # Eviction order.
 
     def oldest(self, keep: Set[bytes]) -> tuple[int, bytes] | None:
-        """(time of last use, key) of the next record to evict that is not in `keep`, or None. O(|keep|)."""
-        return next((leaf for leaf in self._leaves if leaf[1] not in keep), None)
+        """(time of last use, key) of the next record to evict, not in `keep`, or None. O(namespaces · |keep|)."""
+        firsts = (next((leaf for leaf in leaves if leaf[1] not in keep), None) for leaves in self._leaves.values())
+        return min((leaf for leaf in firsts if leaf is not None), default=None)
 
     def oldest_unusable(self) -> UnusableFile | None:
         return min(self.unusable.values(), key=lambda file: file.info.mtime_ns, default=None)
@@ -266,8 +238,7 @@ class DiskIndex:
                 return self._found(start + num, namespace, keys) if start + num > 0 else None
             tail = self._longest_tail(parent, rest)
             if tail is not None:
-                position = start + len(tail.tokens) // TOKEN_NBYTES
-                return self._found(position, namespace, (*blocks[:num_blocks], tail.key))
+                return self._found(tail.stop, namespace, (*blocks[:num_blocks], tail.key))
         return None
 
     def common_length(self, tokens: Tokens, *, root: bytes) -> int:
@@ -279,14 +250,13 @@ class DiskIndex:
         return start + num
 
     def runs(self, root: bytes) -> list[IndexEntry]:
-        """All entries reachable from `root`, parents first. O(entries log entries)."""
+        """All entries reachable from `root`, parents first. O(entries)."""
         found: list[IndexEntry] = []
-        left = sorted(self._children.get(root, ()))
+        left = [root]
         while left:
-            entry = self.entries[left.pop()]
-            found.append(entry)
-            if not entry.is_tail:
-                left.extend(sorted(self._children.get(entry.key, ())))
+            below = [self.entries[key] for _, key in self._rows.get(left.pop(), ())]
+            found += below
+            left += [entry.key for entry in below]
         return found
 
     def newest(self, root: bytes, *, most: int) -> tuple[list[tuple[IndexEntry, int]], bool]:
@@ -297,7 +267,7 @@ class DiskIndex:
         found: list[tuple[IndexEntry, int]] = []
         for at_ns, path in self._newest_paths(root, most=most):
             found.extend((entry, max(at_ns, self.last_use_ns[entry.key])) for entry in reversed(path))
-        return found, most >= len(self._leaves_of.get(root, ()))
+        return found, most >= len(self._leaves.get(root, ()))
 
     def newest_texts(self, root: bytes, *, most: int, most_leaves: int) -> list[StoredText]:
         """The most recently used paths from `root`, newest first, each without what a newer one has.
@@ -328,7 +298,7 @@ class DiskIndex:
         `without`.
         """
         seen: set[bytes] = {root}
-        for at_ns, leaf in islice(reversed(self._leaves_of.get(root, ())), most):
+        for at_ns, leaf in islice(reversed(self._leaves.get(root, ())), most):
             path: list[IndexEntry] = []
             key = leaf
             while key not in seen and (entry := self.entries.get(key)) is not None and entry.root == root:
@@ -353,8 +323,7 @@ class DiskIndex:
         runs: list[bytes] = []
         at = key
         while (entry := self.entries.get(at)) is not None and entry.root == root:
-            stop = entry.start + len(entry.tokens) // TOKEN_NBYTES
-            if not runs and stop < span.stop:
+            if not runs and entry.stop < span.stop:
                 return None
             runs.append(entry.tokens)
             if entry.start <= span.start:
@@ -403,26 +372,22 @@ class DiskIndex:
 
     def check(self) -> None:
         """AssertionError if tables, order or byte count disagree with the entries."""
-        children: dict[bytes, set[bytes]] = {}
         tails: dict[bytes, dict[int, dict[bytes, bytes]]] = {}
         rows: dict[bytes, list[tuple[bytes, bytes]]] = {}
         for key, entry in self.entries.items():
             assert key == entry.key, entry
-            children.setdefault(entry.parent, set()).add(key)
             rows.setdefault(entry.parent, []).append((entry.tokens, key))
             if entry.is_tail:
                 tails.setdefault(entry.parent, {}).setdefault(len(entry.tokens), {})[entry.tokens] = key
-        assert children == self._children, "children by parent"
         assert tails == self._tails, "tails by parent"
         known = {parent: list(row) for parent, row in self._rows.items()}
         assert {parent: sorted(row) for parent, row in rows.items()} == known, "sorted children by parent"
         assert self.last_use_ns.keys() == self.entries.keys(), "every entry has a time of last use"
-        leaves = sorted((at_ns, key) for key, at_ns in self.last_use_ns.items() if key not in children)
-        assert list(self._leaves) == leaves, "the order holds exactly the entries without children"
-        by_root: dict[bytes, list[tuple[int, bytes]]] = {}
-        for leaf in leaves:
-            by_root.setdefault(self.entries[leaf[1]].root, []).append(leaf)
-        assert {root: list(own) for root, own in self._leaves_of.items()} == by_root, "the order of each namespace"
+        leaves: dict[bytes, list[tuple[int, bytes]]] = {}
+        for key, at_ns in sorted(self.last_use_ns.items(), key=lambda item: (item[1], item[0])):
+            if key not in rows:
+                leaves.setdefault(self.entries[key].root, []).append((at_ns, key))
+        assert {root: list(own) for root, own in self._leaves.items()} == leaves, "exactly the entries without children"
         nbytes = sum(entry.file_nbytes for entry in self.entries.values())
         nbytes += sum(file.info.nbytes for file in self.unusable.values())
         assert nbytes == self.nbytes, (nbytes, self.nbytes)

@@ -4,7 +4,6 @@ import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from threading import Thread
 
 from reprise.disk.records.record import DiskRecord
 from reprise.disk.store.store import RecordStore
@@ -150,15 +149,13 @@ class Fetch:
 class RecordReader:
     """Reads for all fetches round-robin until the cache closes, in order within each.
 
-    As many records are read at once as the store's `reads_at_once`, of at most `UNDER_WAY_NBYTES` together: from a
-    directory each on one of the threads that run `run`, from a remote store each on a separate thread.
+    As many threads run `run` as the store's `reads_at_once`; what they read at once is at most `UNDER_WAY_NBYTES`.
     """
 
     def __init__(self, store: RecordStore, *, read_ahead_bytes: int) -> None:
         self._store = store
         self._read_ahead_bytes = read_ahead_bytes
         self._most = store.directory.reads_at_once
-        self.num_threads = 1 if store.directory.is_remote else self._most
         self._fetches: list[Fetch] = []
         self._to_measure: deque[bytes] = deque()
         # Guarded by `store.changed`.
@@ -203,15 +200,11 @@ class RecordReader:
                 while not self._store.is_closing and (chosen := self._choose()) is None:
                     changed.wait()
                 if chosen is None:
-                    changed.wait_for(lambda: self._num_under_way == 0)
                     return
                 fetch, read = chosen
                 self._num_under_way += 1
                 self._nbytes_under_way += read.nbytes
-            if not self._store.directory.is_remote:
-                self._read(fetch, read)
-            else:
-                Thread(target=self._read, args=(fetch, read), name="reprise-disk-read", daemon=True).start()
+            self._read(fetch, read)
             # What was read last is not kept until something else is.
             del chosen, fetch, read
 
@@ -238,7 +231,7 @@ class RecordReader:
             each.wake()
 
     def close(self) -> None:
-        """Fail the remaining fetches, after the thread has ended."""
+        """Fail the remaining fetches, after the threads have ended."""
         with self._store.changed:
             left, self._fetches = self._fetches, []
             for fetch in left:
@@ -248,8 +241,6 @@ class RecordReader:
 
     def _choose(self) -> tuple[Fetch | None, _Read] | None:
         """The next record to read and the fetch it is for (None: for its time alone); None if there is none for now."""
-        if self._num_under_way >= self._most:
-            return None
         room = UNDER_WAY_NBYTES - self._nbytes_under_way if self._num_under_way > 0 else None
         self._fetches = [fetch for fetch in self._fetches if not fetch.is_over]
         for fetch in self._fetches:

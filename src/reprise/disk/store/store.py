@@ -13,9 +13,9 @@ from threading import Condition
 from reprise.core.errors import DiskUnusable
 from reprise.disk.folders.bucket import BucketUnavailable
 from reprise.disk.folders.model_folder import FileInfo, ModelFolder
-from reprise.disk.records.format import OtherVersion, RecordHeader, Unverified, encode
-from reprise.disk.records.record import DiskRecord
-from reprise.disk.store.index import DiskIndex, IndexEntry, UnusableFile, entry_of
+from reprise.disk.records.format import OtherVersion, Unverified, encode
+from reprise.disk.records.record import DiskRecord, IndexEntry, entry_of
+from reprise.disk.store.index import DiskIndex, UnusableFile
 from reprise.disk.store.link import LinkSpeed
 
 log = logging.getLogger(__name__)
@@ -234,7 +234,7 @@ class RecordStore:
             self._add_unusable(info, root=None)
             return
         try:
-            header = self.directory.header(info)
+            entry = self.directory.entry(info)
         except OtherVersion:
             self._add_unusable(info, root=None)
         except Unverified as error:
@@ -243,11 +243,11 @@ class RecordStore:
             if error.errno not in GONE:
                 raise
         else:
-            if not self._fits(header):
-                self._add_unusable(info, root=header.root)
+            if not self._fits(entry):
+                self._add_unusable(info, root=entry.root)
                 return
             with self.changed:
-                self.index.add(entry_of(header, file_nbytes=header.file_nbytes), info.mtime_ns)
+                self.index.add(entry, info.mtime_ns)
 
     def _is_known_file(self, path: Path, nbytes: int) -> bool:
         key = self.directory.key_of(path)
@@ -260,10 +260,10 @@ class RecordStore:
         with self.changed:
             self.index.add_unusable(UnusableFile(info=info, root=root))
 
-    def _fits(self, header: RecordHeader) -> bool:
+    def _fits(self, entry: IndexEntry) -> bool:
         """Whether the record was written with our block size."""
-        length, block = len(header.tokens), self.index.block
-        return header.start % block == 0 and (length < block if header.is_tail else length == block)
+        length, block = entry.stop - entry.start, self.index.block
+        return entry.start % block == 0 and (length < block if entry.is_tail else length == block)
 
     # Reading.
 
@@ -660,9 +660,9 @@ class RecordStore:
                 if path in self.index.unusable:
                     assert info.nbytes == self.index.unusable[path].info.nbytes, path
                     continue
-                header = self.directory.header(info)
-                assert self._fits(header), path
-                entries[header.key] = entry_of(header, file_nbytes=header.file_nbytes)
+                entry = self.directory.entry(info)
+                assert self._fits(entry), path
+                entries[entry.key] = entry
             assert entries == self.index.entries, "the index has exactly the records in the folder"
             assert self.index.unusable.keys() <= files.keys(), "indexed unusable files exist"
             nbytes = sum(info.nbytes for info in files.values())

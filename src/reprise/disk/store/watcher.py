@@ -3,7 +3,6 @@
 import logging
 import random
 import time
-from collections.abc import Callable
 from concurrent.futures import Future
 
 from reprise.core.failpoints import Failpoint, reach
@@ -35,26 +34,20 @@ class FolderWatcher:
     def __init__(self, store: RecordStore) -> None:
         self._store = store
         self._is_remote = store.directory.is_remote
-        self._wakes: list[Callable[[], None]] = []
+        self._asked: list[Future[None]] = []
         self._clears: list[tuple[bytes | None, Future[None]]] = []
-        self._num_begun = 0
-        self._num_ended = 0
         self._scanned_s = self._beaten_s = self._listed_s = -float("inf")
         self._scan_took_s = 0.0
         self.has_connected = not self._is_remote
         """Whether what is in the folder has been listed."""
 
-    def ask(self, wake: Callable[[], None]) -> int:
-        """Request a scan; `wake` is called after it. Returns the scan's number."""
+    def ask(self) -> Future[None]:
+        """Request a scan. The future is done when it has ended, successfully or not."""
+        asked: Future[None] = Future()
         with self._store.changed:
-            self._wakes.append(wake)
+            self._asked.append(asked)
             self._store.changed.notify_all()
-            return self._num_begun + 1
-
-    def has_ended(self, number: int) -> bool:
-        """Whether that scan has ended, successfully or not."""
-        with self._store.changed:
-            return self._num_ended >= number
+        return asked
 
     def clear(self, root: bytes | None) -> Future[None]:
         """Hide what hangs on `root` (None: everything of this model) now, and remove it soon.
@@ -73,12 +66,10 @@ class FolderWatcher:
         store = self._store
         while True:
             with store.changed:
-                store.changed.wait_for(lambda: store.is_closing or self._wakes or self._clears, self._next_s())
+                store.changed.wait_for(lambda: store.is_closing or self._asked or self._clears, self._next_s())
                 is_closing = store.is_closing
                 clears, self._clears = self._clears, []
-                wakes, self._wakes = self._wakes, []
-                if not is_closing:
-                    self._num_begun += 1
+                asked, self._asked = self._asked, []
             if is_closing:
                 for root, cleared in clears:
                     if self._is_remote:
@@ -90,17 +81,15 @@ class FolderWatcher:
             for root, cleared in clears:
                 self._clear(root, cleared)
             try:
-                reach(Failpoint.DISK_SCAN, bool(wakes))
+                reach(Failpoint.DISK_SCAN, bool(asked))
                 if self._is_remote:
-                    self._scan_remote(is_asked=bool(wakes))
+                    self._scan_remote(is_asked=bool(asked))
                 else:
-                    self._scan(is_asked=bool(wakes))
+                    self._scan(is_asked=bool(asked))
             except Exception:
                 log.debug("cannot scan the disk cache's folder", exc_info=True)
-            with store.changed:
-                self._num_ended = self._num_begun
-            for wake in wakes:
-                wake()
+            for scan in asked:
+                scan.set_result(None)
 
     def _next_s(self) -> float:
         if not self._is_remote:
