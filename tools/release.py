@@ -27,7 +27,12 @@ ROOT = Path(__file__).parent.parent
 NAME = "mlx-reprise"
 PYTHON = (3, 12)
 MOST_NBYTES = 3 << 20
-NEEDED = ("reprise/cli/entry.py", "reprise/page/index.html", "reprise/lab/demo/model/model.safetensors")
+NEEDED = (
+    "reprise/cli/entry.py",
+    "reprise/page/index.html",
+    "reprise/chat/families/qwen3.toml",
+    "reprise/lab/demo/model/model.safetensors",
+)
 """Of the wheel: code, and files that are no code."""
 ENVIRONMENT = {
     "sys_platform": "darwin",

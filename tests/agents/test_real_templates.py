@@ -21,8 +21,10 @@ from transformers import PreTrainedTokenizerFast
 from reprise.chat.answer import Answer, ToolCallDelta
 from reprise.chat.answers.answer_format import AnswerFormat
 from reprise.chat.answers.parse import AnswerParser
+from reprise.chat.families.family import FAMILIES, family_file, with_calls_of_family
 from reprise.chat.grammars.grammar import Grammars, json_schema
 from reprise.chat.grammars.tool_grammar import answer_grammar
+from reprise.chat.learnt import learnt_toml
 from reprise.chat.text_model import TextModel
 from reprise.core.errors import BadRequest
 from reprise.core.job import Constraint
@@ -43,6 +45,21 @@ WITHOUT_CALLS = {
     "microsoft-Phi-3.5-mini-instruct",
 }
 """Templates that write no calls, or fail with them."""
+OF_FAMILY = {
+    "deepseek-r1": "deepseek-ai-DeepSeek-R1-Distill-Qwen-32B",
+    "deepseek-v3.1": "deepseek-ai-DeepSeek-V3.1",
+    "devstral": "unsloth-mistral-Devstral-Small-2507",
+    "gemma-4": "google-gemma-4-31B-it",
+    "glm-4.6": "GLM-4.6",
+    "glm-4.7": "GLM-4.7-Flash",
+    "gpt-oss": "openai-gpt-oss-120b",
+    "llama-3": "meta-llama-Llama-3.3-70B-Instruct",
+    "minimax-m2": "MiniMax-M2",
+    "mistral-small-3.2": "Mistral-Small-3.2-24B-Instruct-2506",
+    "qwen3": "Qwen-Qwen3-0.6B",
+    "qwen3-coder": "Qwen3-Coder",
+    "qwen3.5": "Qwen3.5-4B",
+}
 NUM_PARTS = 8
 
 OTHER: dict[str, Any] = {
@@ -80,10 +97,12 @@ def names(part: int) -> list[str]:
     return sorted({path.stem for path in templates().glob("*.jinja")} - WITHOUT_CALLS)[part::NUM_PARTS]
 
 
-def model_of(name: str, directory: Path) -> TextModel:
-    """The text side of a model with this template, loaded as any is."""
+def model_of(name: str, directory: Path, *, leaves_out: str = "", model_type: str = "llama") -> TextModel:
+    """The text side of a model with this template, loaded as any is. `leaves_out`: a field of messages."""
     directory.mkdir()
     source = (templates() / f"{name}.jinja").read_text()
+    if leaves_out:
+        source = source.replace(leaves_out, "nothing")
     specials = {*_SPECIAL.findall(source), *_UNWRITTEN.get(name, ())} - {BOS, EOS}
     if "[INST]" in source:
         specials |= set(re.findall(r"\[/?[A-Z_]+\]", source))
@@ -99,8 +118,36 @@ def model_of(name: str, directory: Path) -> TextModel:
     )
     fast.chat_template = source
     fast.save_pretrained(directory)
-    (directory / "config.json").write_text(json.dumps({"model_type": "llama", "vocab_size": len(fast)}))
+    (directory / "config.json").write_text(json.dumps({"model_type": model_type, "vocab_size": len(fast)}))
     return load_text_model(str(directory))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_file_of_a_family_is_what_its_template_teaches(family: str, tmp_path: Path) -> None:
+    for number, model_type in enumerate(FAMILIES[family]):
+        model = model_of(OF_FAMILY[family], tmp_path / str(number), model_type=model_type)
+        assert learnt_toml(model) == family_file(family)
+        assert model.calls.family == ""
+
+
+def test_the_calls_of_a_template_that_leaves_them_out_are_those_of_its_family(tmp_path: Path) -> None:
+    whole = model_of(OF_FAMILY["gemma-4"], tmp_path / "whole", model_type="gemma4")
+    broken = model_of(OF_FAMILY["gemma-4"], tmp_path / "broken", leaves_out="tool_calls", model_type="gemma4")
+    assert broken.calls.family == "gemma-4"
+    assert broken.calls.format == whole.calls.format
+    other = model_of(OF_FAMILY["gemma-4"], tmp_path / "other", leaves_out="tool_calls", model_type="other")
+    assert other.calls.format is None
+
+
+@pytest.mark.parametrize("part", range(NUM_PARTS))
+def test_no_file_of_a_family_changes_what_a_template_teaches(part: int, tmp_path: Path) -> None:
+    types = {model_type for types in FAMILIES.values() for model_type in types}
+    for name in sorted({*names(part), *(WITHOUT_CALLS if part == 0 else ())}):
+        model = model_of(name, tmp_path / name, model_type="other")
+        is_harmony = name == OF_FAMILY["gpt-oss"]
+        assert model.calls.format is not None or name in WITHOUT_CALLS or is_harmony
+        for model_type in types:
+            assert with_calls_of_family(model, model_type) is model, (name, model_type)
 
 
 @pytest.mark.parametrize("part", range(NUM_PARTS))

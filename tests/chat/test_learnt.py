@@ -7,7 +7,9 @@ import pytest
 from reprise.chat.answers.thinking_learning import with_learnt_thinking
 from reprise.chat.learnt import learnt_toml, with_learnt
 from reprise.core.errors import LoadFailed
+from tests.chat.pieces import piece_model
 from tests.chat.test_learnt_calls import MODELS
+from tests.chat.test_tool_formats import HARMONY
 from tests.chat.text_models import TEMPLATES, text_model
 
 _TEMPLATES = sorted(path.stem for path in TEMPLATES.glob("*.jinja"))
@@ -93,3 +95,14 @@ def test_a_format_that_could_not_be_read_back_is_refused() -> None:
     text = learnt_toml(LIST).replace('start = "<TOOLCALL>"', 'start = " "')
     with pytest.raises(LoadFailed, match="cannot be read back: markup that begins"):
         with_learnt(LIST, text, source="a file")
+
+
+def test_the_channels_of_gpt_oss_are_printed_and_cannot_be_changed() -> None:
+    model = piece_model(HARMONY)
+    printed = learnt_toml(model)
+    assert "<|channel|>analysis<|message|>" in printed and "<|channel|>commentary to=functions." in printed
+    assert with_learnt(model, printed, source="a file") is model
+    assert with_learnt(model, printed[: printed.index("[content]")], source="a file") is model
+    for changed in (printed.replace("analysis", "thoughts"), 'calls = "none"'):
+        with pytest.raises(LoadFailed, match="the channels of gpt-oss, which cannot be changed"):
+            with_learnt(model, changed, source="a file")

@@ -102,6 +102,11 @@ TOOLS[0]["function"]["parameters"]["$defs"] = {
 
 def source(name: str) -> str:
     _, before, call, between, behind = FORMATS[name]
+    return source_with(before, call, between, behind)
+
+
+def source_with(before: str, call: str, between: str | None, behind: str) -> str:
+    """A template that writes calls so."""
     alone = "{% if m.tool_calls | length > 1 %}{{ raise_exception('one call at a time') }}{% endif %}"
     loop = "{% for t in m.tool_calls %}{% set c = t.function %}" + call
     joint = "" if not between else "{% if not loop.last %}" + between + "{% endif %}"

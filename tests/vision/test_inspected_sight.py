@@ -3,16 +3,18 @@
 import io
 import json
 import shutil
+import tomllib
 from pathlib import Path
 
 import pytest
 
-from reprise.cli.inspection import inspect_model
+from reprise.cli.inspection import inspect_model, learnt_file
 from reprise.core.errors import LoadFailed
 from reprise.engine.models import vision
 from reprise.engine.models.load import check_config, load_model
 from reprise.engine.running.outline import outline_of
 from reprise.engine.running.runner import footprint_of
+from tests.models.tiny import tiny_model
 from tests.vision.chats import seeing
 from tests.vision.families import FAMILIES, FURTHER
 from tests.vision.tiny import seeing_model
@@ -47,6 +49,26 @@ def test_inspect_says_how_a_model_sees(family: str, tokens: int, ways: tuple[str
     if family != "gemma4":
         assert images.tokens == tokens
     assert images.nbytes > 0 and images.tower_s > 0
+
+
+@pytest.mark.parametrize(
+    ("family", "written", "told"),
+    [
+        ("qwen3_5", "<|image_pad|> × 6", "<|image_pad|> (token 5)"),
+        (
+            "gemma3",
+            r"\n\n<start_of_image><image_soft_token> × 16 <end_of_image>\n\n",
+            "<image_soft_token> (token 7)",
+        ),
+    ],
+)
+def test_what_is_printed_of_learning_has_images(family: str, written: str, told: str) -> None:
+    text = learnt_file(str(seeing_model(family)))
+    lines = text.splitlines()
+    assert f"#   an image of 96 x 64 pixels is: {written}" in lines
+    assert f"#   what the tower sees stands at: {told}" in lines
+    assert tomllib.loads(text)["calls"] == "none", "remarks are no TOML"
+    assert "Images" not in learnt_file(str(tiny_model("qwen3_5")))
 
 
 def test_inspect_says_that_a_model_takes_text_alone() -> None:

@@ -4,6 +4,7 @@ from tools.mutants.mutant import Mutant
 
 _LEARNT = ("tests/chat/test_learnt_calls.py",)
 _LEARNT_THINKING = ("tests/chat/test_learnt_thinking.py",)
+_FAMILIES = ("tests/chat/test_families.py",)
 _IDS = ("tests/chat/test_call_ids.py",)
 _GRAMMARS = ("tests/chat/test_grammars.py",)
 _ABRIDGED = ("tests/chat/test_abridged.py",)
@@ -16,6 +17,27 @@ def _mutant(function: str, name: str, old: str, new: str, tests: tuple[str, ...]
 
 
 CHAT_MUTANTS = (
+    _mutant(
+        "with_calls_of_family",
+        "a family's calls replace those that the template shows",
+        "text_model.calls.format is not None",
+        "False",
+        _FAMILIES,
+    ),
+    _mutant(
+        "with_calls_of_family",
+        "calls are a family's although the template writes them otherwise",
+        "is_not_refuted(text_model, calls.format)",
+        "True",
+        _FAMILIES,
+    ),
+    _mutant(
+        "with_calls_of_family",
+        "of two families that may be it, one is taken",
+        "len(fitting) != 1",
+        "not fitting",
+        _FAMILIES,
+    ),
     _mutant(
         "_middle",
         "a kind of message that only the middle of a chat has is left out",

@@ -233,12 +233,14 @@ class ModelCalls:
     """What is known about a model's calls, from its template or from what mlx-lm's parser reads.
 
     `format` None: the template shows no call that is understood. `example` is a call as the template writes it.
-    `shows_tools`: the template tells the model of the request's tools.
+    `shows_tools`: the template tells the model of the request's tools. `family`: the family from whose file the format
+    is, where the template shows no call ("": it shows one, or there is no format).
     """
 
     format: CallFormat | None = None
     example: str = ""
     shows_tools: bool = True
+    family: str = ""
 
 
 class Need(Enum):

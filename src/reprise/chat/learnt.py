@@ -15,7 +15,8 @@
     form = "json"
 
 A table replaces what was learnt of its subject, and what has no table stays as it was learnt. `thinking = "none"` and
-`calls = "none"` say that there is nothing. The fields of `calls` are those of `CallFormat`, with hyphens.
+`calls = "none"` say that there is nothing. The fields of `calls` are those of `CallFormat`, with hyphens. The channels
+of gpt-oss are printed in the same format, and cannot be changed.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ from typing import Any, cast, get_type_hints
 
 import tomlkit
 
+from reprise.chat.answers.markup import is_harmony
 from reprise.chat.call_format import (
+    HARMONY_CALLS,
     ID,
     ID_START,
     ID_STOP,
@@ -57,6 +60,8 @@ _HOLES: Mapping[str, str] = {
 
 _JSON, _KEYED = "json", "keyed"
 """Forms of arguments: one JSON object (None in a `CallFormat`), or one by one."""
+_HARMONY_THINKING = ("<|channel|>analysis<|message|>", "<|end|>")
+_HARMONY_CONTENT = "<|channel|>final<|message|>"
 _EXAMPLE = ("look_up", {"what": "Falcon"})
 
 
@@ -64,13 +69,16 @@ def learnt_toml(text_model: TextModel) -> str:
     """What was learnt of a model, as a file that `with_learnt` reads to the same."""
     found: dict[str, Any] = {}
     calls, start, end = text_model.calls.format, text_model.think_start, text_model.think_end
+    markers = list(text_model.structural_markers)
+    if is_harmony(text_model):
+        calls, start, end, markers = HARMONY_CALLS, *_HARMONY_THINKING, [_HARMONY_CONTENT]
     if start is None or end is None:
         found["thinking"] = NONE
     if calls is None:
         found["calls"] = NONE
     if start is not None and end is not None:
         found["thinking"] = {"start": start, "end": end}
-    found["content"] = {"markers": list(text_model.structural_markers)}
+    found["content"] = {"markers": markers}
     if calls is not None:
         found["calls"] = _table(calls)
     return tomlkit.dumps(found)  # pyright: ignore[reportUnknownMemberType]
@@ -100,12 +108,17 @@ def with_learnt(text_model: TextModel, text: str, *, source: str) -> TextModel:
     try:
         _check_keys(given, known=("thinking", "content", "calls"), place="")
         changes: dict[str, Any] = {}
+        if is_harmony(text_model):
+            own = tomllib.loads(learnt_toml(text_model))
+            if any(given[key] != own[key] for key in given):
+                raise ValueError("the model answers in the channels of gpt-oss, which cannot be changed.")
+            return text_model
         if "thinking" in given:
             changes |= _thinking(text_model, given["thinking"])
         if "content" in given:
             changes["structural_markers"] = _markers(given["content"])
         if "calls" in given:
-            changes["calls"] = _calls(given["calls"], shows_tools=text_model.calls.shows_tools)
+            changes["calls"] = calls_in(given["calls"], shows_tools=text_model.calls.shows_tools)
     except ValueError as error:
         raise LoadFailed(f"{source}: {error} `reprise inspect MODEL --learnt` prints a whole file.") from error
     return replace(text_model, **changes)
@@ -134,7 +147,8 @@ def _markers(given: object) -> tuple[str, ...]:
     return tuple(_markup(marker, "content.markers") for marker in cast("list[object]", markers))
 
 
-def _calls(given: object, *, shows_tools: bool) -> ModelCalls:
+def calls_in(given: object, *, shows_tools: bool) -> ModelCalls:
+    """The calls that a file's `calls` describes. Raises ValueError."""
     if given == NONE:
         return ModelCalls(shows_tools=shows_tools)
     form = _record(CallFormat, _of_table(given, "calls"), "calls")

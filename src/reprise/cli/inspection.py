@@ -1,12 +1,15 @@
 """What to know about a model before serving it: layers, bytes, template, checkpoints."""
 
+import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from reprise.chat.answers.markup import is_harmony
+from reprise.chat.families.family import Likeness, most_like
 from reprise.chat.learnt import FILE_NAME, learnt_toml
 from reprise.chat.rendering.render import Renderer
 from reprise.chat.request import ChatRequest, Message
@@ -17,12 +20,12 @@ from reprise.core.clock import monotonic
 from reprise.core.errors import BadRequest
 from reprise.core.kinds import Chunk, Footprint, Full, KvKind, Layout, Window
 from reprise.core.sizes import nbytes_text
-from reprise.engine.models.load import LoadedModel, load_text_model
+from reprise.engine.models.load import LoadedModel, find_vision, load_text_model, model_type_of
 from reprise.engine.models.vision import blank_image
 from reprise.engine.running.batching import reason_to_run_alone
 from reprise.engine.running.runner import Runner
 from reprise.engine.states.blueprint import HiddenSpec, KvSpec, PartsSpec, Spec, StateSpec
-from reprise.engine.states.seeing import Positions
+from reprise.engine.states.seeing import Positions, Vision
 from reprise.plan.checkpoints import interval_tokens, make_plan
 from reprise.schedule.state import LAST_SLICE
 
@@ -192,6 +195,7 @@ def images_of(loaded: LoadedModel) -> Images | None:
 
 
 _PIXELS = 1024
+_TRIAL = (96, 64)
 _POSITIONS = {
     Positions.OWN: "counted by its layers",
     Positions.INDEX: "told to it",
@@ -289,11 +293,13 @@ def _describe(spec: Spec) -> str:
 
 
 def learnt_file(model: str) -> str:
-    """What the chat template of a model taught, as `--learnt FILE` takes it; in remarks what is found for each chat
-    anew, and cannot be set. Reads no weights. Raises LoadFailed."""
-    text = load_text_model(model)
+    """What the chat template of a model taught, as `--learnt FILE` takes it; in remarks what is found by trying, and
+    cannot be set. Of the weights, reads what it takes to try an image. Raises LoadFailed."""
+    text, vision = load_text_model(model), find_vision(model)
+    learnt = learnt_toml(text)
     lines = [f"# What the chat template of {Path(model).name} taught. Beside the model, as {FILE_NAME}, or with"]
     lines += ["# --learnt FILE, this says so instead of the template; a table that is left out is learnt."]
+    lines += _compared(text, most_like(learnt, model_type_of(model)))
     try:
         behavior = find_behavior(text)
     except BadRequest as error:
@@ -307,7 +313,43 @@ def learnt_file(model: str) -> str:
         lines += [f"#   {name}: {value}" for name, value in found.items()]
     if text.calls.example:
         lines += ["#", "# A call:", *(f"#   {line}" for line in text.calls.example.splitlines())]
-    return "\n".join(lines) + "\n\n" + learnt_toml(text)
+    if vision is not None:
+        lines += ["#", *_of_images(text, vision)]
+    return "\n".join(lines) + "\n\n" + learnt
+
+
+def _compared(text: TextModel, likeness: Likeness | None) -> list[str]:
+    """Remarks on the family whose template is most like this one."""
+    if likeness is None:
+        return []
+    name = likeness.family
+    if text.calls.family:
+        return ["#", f"# The template shows tools and no call: [calls] is of the family {name}."]
+    if not likeness.differences:
+        return ["#", f"# The same as the template of the family {name} taught."]
+    lines = [f"#   {each.key}: {_value(each.learnt)}, not {_value(each.of_family)}" for each in likeness.differences]
+    return ["#", f"# The template of the family {name} taught the same, but for:", *lines]
+
+
+def _value(value: object) -> str:
+    return (
+        "nothing" if value is None else "a table" if isinstance(value, dict) else json.dumps(value, ensure_ascii=False)
+    )
+
+
+def _of_images(text: TextModel, vision: Vision) -> list[str]:
+    """Remarks on what stands in a prompt for an image, found with a small one."""
+    found = vision.reader.expand(blank_image(*_TRIAL))
+    tokens, place = found.tokens.tolist(), text.decode([found.placeholder])
+    runs = [(token, len(list(run))) for token, run in groupby(tokens)]
+    shown = "".join(text.decode([token]) + (f" × {num} " if num > 1 else "") for token, num in runs)
+    facts = {
+        "the template writes": vision.reader.marker,
+        f"an image of {_TRIAL[0]} x {_TRIAL[1]} pixels is": f"{found.text_before}{shown.rstrip()}{found.text_after}",
+        "what the tower sees stands at": f"{place} (token {found.placeholder})",
+        "positions": _POSITIONS[vision.sight.positions],
+    }
+    return ["# Images, found by trying:", *(f"#   {name}: {_value(value)[1:-1]}" for name, value in facts.items())]
 
 
 def _of_behavior(behavior: TemplateBehavior) -> Mapping[str, str]:

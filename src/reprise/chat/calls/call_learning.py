@@ -658,7 +658,7 @@ def _known(text_model: TextModel) -> CallFormat | None:
     parse = text_model.parse_tool_call
     if parse is None or text_model.tool_start is None:
         form = _stated(text_model)
-        if form is not None and _is_not_refuted(text_model, form):
+        if form is not None and is_not_refuted(text_model, form):
             return form
         # Without the special tokens the parser was not recognised.
         probes = CallProbes(text_model, FORMS[0])
@@ -676,7 +676,7 @@ def _known(text_model: TextModel) -> CallFormat | None:
             continue
         calls = make_calls(parsed)
         if calls is not None and [(call.name, call.arguments) for call in calls] == [("f", '{"a": "b"}')]:
-            return form if _is_not_refuted(text_model, form) else None
+            return form if is_not_refuted(text_model, form) else None
     return None
 
 
@@ -707,7 +707,7 @@ def _stated(text_model: TextModel) -> CallFormat | None:
     return stated_format(shown, plain, splitters=probes.splitters, names=(NAME, OTHER))
 
 
-def _is_not_refuted(text_model: TextModel, form: CallFormat) -> bool:
+def is_not_refuted(text_model: TextModel, form: CallFormat) -> bool:
     """Whether the template shows no call, or shows it in this format."""
     probes = CallProbes(text_model, FORMS[0])
     try:

@@ -23,6 +23,7 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from reprise.chat.answers.thinking_learning import with_learnt_thinking
 from reprise.chat.calls.call_learning import learn_calls
 from reprise.chat.extent import extent_of
+from reprise.chat.families.family import with_calls_of_family
 from reprise.chat.learnt import FILE_NAME, with_learnt
 from reprise.chat.text_model import TextModel
 from reprise.core.embedding import Embedder
@@ -36,7 +37,7 @@ from reprise.engine.models.embedders import EmbedderPlan, is_encoder, look_for_e
 from reprise.engine.models.fingerprint import fingerprint_of
 from reprise.engine.models.headed import blueprint_with_head
 from reprise.engine.models.heads import HeadFacts, attach_head, with_entries, without_head
-from reprise.engine.models.hub import Download, fetch, fetch_config, plan_download
+from reprise.engine.models.hub import Download, fetch, fetch_config, local_directory, plan_download
 from reprise.engine.models.model_files import (
     WEIGHTS,
     check_quantisation,
@@ -164,7 +165,7 @@ def load_model(
         name=directory.name if is_local(source) else source,
         model=model,
         architecture=str(config.get("model_type", "unknown")),
-        text=_whole_text(tokenizer, directory, vocab_size=vocab_size, vision=read.vision, learnt=learnt),
+        text=_whole_text(tokenizer, directory, config, vocab_size=vocab_size, vision=read.vision, learnt=learnt),
         blueprint=blueprint,
         vocab_size=vocab_size,
         context=context_of(config),
@@ -316,11 +317,23 @@ def _facts(config: Mapping[str, Any], kv_bits: int | None, kv_group_size: int, v
 
 
 def _whole_text(
-    tokenizer: TokenizerWrapper, directory: Path, *, vocab_size: int, vision: Vision | None, learnt: str | None
+    tokenizer: TokenizerWrapper,
+    directory: Path,
+    config: Mapping[str, Any],
+    *,
+    vocab_size: int,
+    vision: Vision | None,
+    learnt: str | None,
 ) -> TextModel:
     """The text side, as its template shows it or a file says, with an image side if the template has a place for
     images."""
-    text = text_model_of(tokenizer, vocab_size=vocab_size)
+    text = text_model_of(tokenizer, vocab_size=vocab_size, model_type=str(config.get("model_type", "")))
+    if text.calls.family:
+        log.warning(
+            "%s: its chat template shows tools and no call, so calls are read as %s writes them",
+            directory.name,
+            text.calls.family,
+        )
     file = directory / FILE_NAME if learnt is None else Path(learnt).expanduser()
     if learnt is not None or file.is_file():
         try:
@@ -433,8 +446,8 @@ def context_of(config: Mapping[str, Any]) -> int | None:
     return None
 
 
-def text_model_of(tokenizer: TokenizerWrapper, *, vocab_size: int) -> TextModel:
-    """The text side of mlx-lm's tokenizer wrapper."""
+def text_model_of(tokenizer: TokenizerWrapper, *, vocab_size: int, model_type: str = "") -> TextModel:
+    """The text side of mlx-lm's tokenizer wrapper, for a model of this type."""
     inner = inner_tokenizer(tokenizer)
 
     def encode(text: str) -> list[int]:
@@ -476,7 +489,7 @@ def text_model_of(tokenizer: TokenizerWrapper, *, vocab_size: int) -> TextModel:
     if learnt.think_start is not None and text.think_start is None and text.render is not None:
         # mlx-lm enables thinking in the template only if it knows the markers itself.
         learnt = replace(learnt, render=partial(text.render, enable_thinking=True))
-    return replace(learnt, calls=learn_calls(learnt))
+    return with_calls_of_family(replace(learnt, calls=learn_calls(learnt)), model_type)
 
 
 def inner_tokenizer(tokenizer: TokenizerWrapper) -> Any:
@@ -493,10 +506,27 @@ def _template_source(inner: Any) -> str:
 
 def load_text_model(source: str) -> TextModel:
     """The tokenizer and template of a local directory or a hub id. Raises LoadFailed."""
-    path = Path(source).expanduser()
-    directory = str(path) if is_local(source) else source
-    tokenizer = _load_tokenizer(directory, source, {}, eos=_config(path).get("eos_token_id"))
-    return text_model_of(tokenizer, vocab_size=len(inner_tokenizer(tokenizer)))
+    directory = str(Path(source).expanduser()) if is_local(source) else source
+    tokenizer = _load_tokenizer(directory, source, {}, eos=_config(source).get("eos_token_id"))
+    return text_model_of(tokenizer, vocab_size=len(inner_tokenizer(tokenizer)), model_type=model_type_of(source))
+
+
+def model_type_of(source: str) -> str:
+    """The type of a model, as its configuration says; empty if that is not here."""
+    return str(_config(source).get("model_type", ""))
+
+
+def find_vision(source: str) -> Vision | None:
+    """How a model sees, found with those of its weights that this takes; None: it takes text alone, or is not here."""
+    try:
+        directory = model_directory(source, downloads=False)
+        config, summary = read_config(directory, source), check_weights(directory, source)
+    except LoadFailed:
+        return None
+    if why_blind(config, has_tower=summary.has_tower) is not None:
+        return None
+    read = _read_seeing(directory, source, {}, trusts_remote_code=False)
+    return None if read is None else read.vision
 
 
 def with_template(
@@ -512,7 +542,9 @@ def with_template(
     directory = model_directory(source, downloads=False)
     chosen = _tokenizer_config(chat_template, trusts_remote_code=trusts_remote_code)
     tokenizer = _load_tokenizer(str(directory), source, chosen, eos=loaded.config.get("eos_token_id"))
-    return _whole_text(tokenizer, directory, vocab_size=loaded.vocab_size, vision=loaded.vision, learnt=learnt)
+    return _whole_text(
+        tokenizer, directory, loaded.config, vocab_size=loaded.vocab_size, vision=loaded.vision, learnt=learnt
+    )
 
 
 def _load_tokenizer(directory: str, source: str, chosen: dict[str, Any], *, eos: Any) -> TokenizerWrapper:
@@ -523,10 +555,11 @@ def _load_tokenizer(directory: str, source: str, chosen: dict[str, Any], *, eos:
         raise LoadFailed(f"{source}: its tokenizer cannot be loaded: {first_line(error)}") from error
 
 
-def _config(path: Path) -> dict[str, Any]:
-    """The model's configuration if it is local, otherwise empty (it only adds stop tokens)."""
-    file = path / "config.json"
-    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+def _config(source: str) -> dict[str, Any]:
+    """The model's configuration; empty if it is not here."""
+    directory = Path(source).expanduser() if is_local(source) else local_directory(source)
+    file = None if directory is None else directory / "config.json"
+    return json.loads(file.read_text(encoding="utf-8")) if file is not None and file.is_file() else {}
 
 
 log = logging.getLogger("reprise.engine")
