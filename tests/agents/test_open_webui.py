@@ -1,4 +1,4 @@
-"""Open WebUI, as its users run it, in front of the real server: a chat of two turns, with a title made in between."""
+"""Open WebUI, as its users run it, in front of the real server: chats, their titles, and documents found by meaning."""
 
 import json
 import os
@@ -16,6 +16,7 @@ import pytest
 from reprise.chat.answer import Answer
 from reprise.core.job import Job
 from tests.agents.packages import python_with
+from tests.api.real_server import real_server
 from tests.models.tiny import tiny_model
 from tests.workloads.serving import Serving, serving, spoken
 
@@ -25,12 +26,13 @@ VERSION = "0.12.4"
 SAID = "Baikal, I think."
 _START_S = 240
 LEFT_OUT = ("torch", "accelerate", "sentence-transformers", "faster-whisper")
-"""For searching documents by meaning, and for speech."""
+"""For embeddings of its own, and for speech."""
+NOTE = "The key of the boat house hangs behind the third oar, and Mrs. Quince has the other one.\n"
 
 
 @contextmanager
-def open_webui(python: Path, data: Path, *, url: str) -> Iterator[str]:
-    """A running one with this server behind it; its address."""
+def open_webui(python: Path, data: Path, *, url: str, **more: str) -> Iterator[str]:
+    """A running one with this server behind it, and `more` environment; its address."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     environment = {
@@ -44,6 +46,7 @@ def open_webui(python: Path, data: Path, *, url: str) -> Iterator[str]:
         "RAG_EMBEDDING_ENGINE": "openai",
         "OFFLINE_MODE": "true",
         "DO_NOT_TRACK": "1",
+        **more,
     }
     command = [str(python.parent / "open-webui"), "serve", "--host", "127.0.0.1", "--port", str(port)]
     with (data / "log").open("w") as log:
@@ -91,11 +94,64 @@ def test_a_chat_computes_what_is_new(tmp_path: Path) -> None:
     print(f"\nOpen WebUI {VERSION}: {second['prefilled']} of {second['prompt_tokens']} tokens computed")
 
 
-def _two_turns(client: httpx.Client, server: Serving) -> list[dict[str, Any]]:
-    """The records of a question, the chat's title and another question."""
+def test_a_document_is_found_by_its_embedding(tmp_path: Path) -> None:
+    """It is embedded once, then each question alone, and none twice."""
+    python = python_with("open-webui", (f"open-webui=={VERSION}",), without=LEFT_OUT)
+    jobs: list[Job] = []
+    with (
+        real_server("embed-qwen3") as embedding,
+        serving(tiny_model("qwen3_5"), accepts_any_model=True, max_context=8192) as server,
+    ):
+
+        def says(job: Job) -> str:
+            jobs.append(job)
+            return spoken(Answer(content=SAID, reasoning="Hm."))
+
+        server.engine.says = says
+        (embedder,) = [model["id"] for model in embedding.get("/v1/models").json()["data"]]
+        rag = {
+            "RAG_OPENAI_API_BASE_URL": f"{str(embedding.base_url).rstrip('/')}/v1",
+            "RAG_OPENAI_API_KEY": "none",
+            "RAG_EMBEDDING_MODEL": embedder,
+            # Else the chat model is asked what to look for.
+            "ENABLE_RETRIEVAL_QUERY_GENERATION": "false",
+        }
+        url = str(server.client.base_url).rstrip("/")
+        with (
+            open_webui(python, tmp_path, url=url, **rag) as address,
+            httpx.Client(base_url=address, timeout=120) as client,
+        ):
+            model = _signed_up(client)
+            files = {"file": ("note.txt", NOTE.encode(), "text/plain")}
+            sent = client.post("/api/v1/files/", files=files, params={"process_in_background": False})
+            note = sent.raise_for_status().json()["id"]
+            (stored,) = _embedded(embedding)
+            body: dict[str, Any] = {"model": model, "stream": False, "files": [{"type": "file", "id": note}]}
+            for question in ("Where is the key?", "Who has the other one?", "Where is the key?"):
+                _posted(client, "/api/chat/completions", {**body, "messages": [{"role": "user", "content": question}]})
+            first, second, again = _embedded(embedding)[1:]
+    assert stored["prefilled"] > max(first["prefilled"], second["prefilled"]) > 0
+    assert again["prompt_tokens"] == first["prompt_tokens"] and again["prefilled"] == 0
+    prompts = [server.service.served.text.decode(job.prompt.tokens) for job in jobs]
+    assert [NOTE.strip() in prompt for prompt in prompts] == [True] * 3
+
+
+def _embedded(embedding: httpx.Client) -> list[dict[str, Any]]:
+    """The records of embeddings, oldest first."""
+    return embedding.get("/v1/cache/requests", params={"limit": 200}).json()["data"][::-1]
+
+
+def _signed_up(client: httpx.Client) -> str:
+    """The model that the first user finds."""
     user = {"name": "User", "email": "user@example.org", "password": "a password"}
     client.headers["Authorization"] = f"Bearer {_posted(client, '/api/v1/auths/signup', user)['token']}"
     (model,) = [model["id"] for model in client.get("/api/models").raise_for_status().json()["data"]]
+    return model
+
+
+def _two_turns(client: httpx.Client, server: Serving) -> list[dict[str, Any]]:
+    """The records of a question, the chat's title and another question."""
+    model = _signed_up(client)
     asked: list[dict[str, Any]] = [
         {"role": "system", "content": "You are a guide to lakes. " * 40},
         {"role": "user", "content": "Which lake is the deepest?"},
