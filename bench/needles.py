@@ -42,11 +42,11 @@ def sizes() -> Mapping[str, int]:
         found["lines"] += num_lines
         found["lines without wings"] += 0 if is_wing else num_lines
         found["files"] += 1
-        found["classes"] += sum(isinstance(node, ast.ClassDef) for node in ast.walk(ast.parse(text)))
+        found["classes"] += sum(isinstance(node, ast.ClassDef) for node in ast.counts(ast.parse(text)))
     return found
 
 
-class Walk:
+class CallCounts:
     """The calls of the package's functions on all threads, while it is on."""
 
     def __init__(self) -> None:
@@ -72,36 +72,36 @@ class Walk:
         }
 
 
-def _chat(url: str, walk: Walk) -> None:
+def _chat(url: str, counts: CallCounts) -> None:
     messages: list[dict[str, Any]] = []
     with httpx.Client(base_url=url, timeout=60) as client:
         for turn in range(2):
             messages.append({"role": "user", "content": f"Name {turn + 2} things that are blue, please."})
-            walk.is_on = turn == 1
+            counts.is_on = turn == 1
             body = {"messages": messages, "max_tokens": _TOKENS, "temperature": 0.0}
             reply = client.post("/v1/chat/completions", json=body).raise_for_status().json()
-            walk.is_on = False
+            counts.is_on = False
             messages.append(reply["choices"][0]["message"])
 
 
 def main() -> None:
-    walk = Walk()
-    threading.setprofile(walk.note)
+    counts = CallCounts()
+    threading.setprofile(counts.note)
     with tempfile.TemporaryDirectory() as folder:
         build_model(Path(folder, "model"))
         listener = listen("127.0.0.1", 0)
 
         def ask() -> None:
             try:
-                _chat(f"http://127.0.0.1:{listener.getsockname()[1]}", walk)
+                _chat(f"http://127.0.0.1:{listener.getsockname()[1]}", counts)
             finally:
                 os.kill(os.getpid(), signal.SIGINT)
 
-        sys.setprofile(walk.note)
+        sys.setprofile(counts.note)
         threading.Thread(target=ask).start()
         run_server(Settings(model=str(Path(folder, "model")), disk_directory=str(Path(folder, "disk"))), listener, None)
         sys.setprofile(None)
-    for name, number in {**sizes(), **walk.counts()}.items():
+    for name, number in {**sizes(), **counts.counts()}.items():
         print(f"{number:7,}  {name}")
 
 
