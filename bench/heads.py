@@ -10,8 +10,9 @@ other weights and is of no use. All sides look earlier text up, too; `looked up`
 
 With `--measure` nothing is fixed: the head, one with random weights and no drafts at all answer the same turns, one
 behind the other, in another order each time, once the trials behind `--drafts auto` are over. What is compared is all
-the time that the answers took behind their first tokens, by the clock and of processors (which other programs disturb
-less, and of which a pass over several tokens takes more threads). The interval is a bootstrap over the turns.
+the time that the answers took from their first tokens to their last, by the clock and of processors (which other
+programs disturb less, and of which a pass over several tokens takes more threads), and by the clock to their end, when
+they are stored. The interval is a bootstrap over the turns.
 """
 
 import argparse
@@ -53,7 +54,7 @@ _LONG_ANSWER = 60
 """Tokens of an answer whose speed is measured, beyond where the model would end it."""
 _IDLE_S, _IDLE_SHARE = 3.0, 0.05
 _NUM_DRAWS = 2_000
-UNITS = ("by the clock", "of processor time")
+UNITS = ("by the clock", "of processor time", "to the end")
 GREEDY = Sampling(temperature=0)
 _ids = itertools.count()
 
@@ -161,12 +162,13 @@ class GuessedSide:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimedAnswer:
-    """An answer, what it took, and the time of all its tokens but the first."""
+    """An answer, what it took, and the time from its first token to the last and to the end."""
 
     tokens: list[int]
     outcome: Outcome
     decode_s: float
     processor_s: float
+    ended_s: float
 
 
 def ask(
@@ -195,8 +197,14 @@ def ask(
     )
     engine.submit(job, hear)
     assert ended.wait(_PATIENCE_S) and end[0].error is None, end
-    decode_s, processor_s = (last - first for first, last in zip(times[0], times[-1], strict=True))
-    return TimedAnswer(tokens=answer, outcome=end[0].outcome, decode_s=decode_s, processor_s=processor_s)
+    (first_s, processor_first_s), (last_s, processor_last_s), (ended_s, _) = times[0], times[-2], times[-1]
+    return TimedAnswer(
+        tokens=answer,
+        outcome=end[0].outcome,
+        decode_s=last_s - first_s,
+        processor_s=processor_last_s - processor_first_s,
+        ended_s=ended_s - first_s,
+    )
 
 
 def hold(side: GuessedSide, turns: Sequence[ReplayTurn]) -> HeadCounts:
@@ -243,13 +251,13 @@ class TimedSide:
         wait_until_idle()
         self.num_drafted = self.num_accepted = 0
 
-    def times(self, turn: ReplayTurn, sampling: Sampling) -> tuple[float, float]:
-        """Seconds per token of the answer to this turn behind the first, by the clock and of processors."""
+    def times(self, turn: ReplayTurn, sampling: Sampling) -> tuple[float, ...]:
+        """Seconds per token of the answer to this turn behind the first, as in `UNITS`."""
         found = ask(self.engine, turn.prompt, num=_LONG_ANSWER, stop=-1, sampling=sampling)
         self.num_drafted += found.outcome.num_drafted
         self.num_accepted += found.outcome.num_accepted
         num = len(found.tokens) - 1
-        return found.decode_s / num, found.processor_s / num
+        return found.decode_s / num, found.processor_s / num, found.ended_s / num
 
 
 def random_model(directory: Path, hidden: int) -> Path:
@@ -310,7 +318,7 @@ def random_sides(folder: Path, hidden: int) -> dict[str, TimedSide]:
 def measure(sides: Mapping[str, TimedSide], num_chats: int, num_turns: int, temperature: float) -> None:
     """Print how many times as fast answers with a head are as those without, as measured."""
     orders = itertools.cycle(itertools.permutations(sides))
-    times: dict[str, list[tuple[float, float]]] = {name: [] for name in sides}
+    times: dict[str, list[tuple[float, ...]]] = {name: [] for name in sides}
     for number in range(num_chats):
         for seed, (turn, _) in enumerate(demo_turns(Random(800 + number), num_turns)):
             for name in next(orders):

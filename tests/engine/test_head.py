@@ -1,6 +1,7 @@
 """A head's entries follow from the tokens, as all others do, and what it guesses needs nothing else."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import mlx.core as mx
@@ -11,12 +12,12 @@ from reprise.cache.prefix_cache import PrefixCache
 from reprise.core.errors import LoadFailed
 from reprise.core.job import Job, Sampling
 from reprise.core.prompt import BoundaryKind, Prompt
-from reprise.core.tokens import as_tokens
+from reprise.core.tokens import Span, as_tokens
 from reprise.engine.models.headed import HeadedModel, MtpHead
 from reprise.engine.models.load import LoadedModel, load_model
 from reprise.engine.running.live_sequence import LiveSequence
-from reprise.engine.running.runner import Runner
-from reprise.engine.states.layers import FullLayer
+from reprise.engine.running.runner import Runner, TokenResult
+from reprise.engine.states.layers import MOST_WAITING, FullLayer
 from reprise.engine.states.restoration import restored
 from reprise.engine.states.sequence_batch import SequenceBatch, SequenceSource
 from tests.holding import active_memory, settled_memory
@@ -43,7 +44,8 @@ def guesses(loaded: LoadedModel, rows: SequenceBatch, row: int, token: int, num:
     """The head's outputs behind `token`, which is not fed, each from the one before; its entries are undone."""
     model = loaded.model
     assert isinstance(model, HeadedModel) and rows.hidden is not None
-    own = [state for state in rows.states() if isinstance(state, FullLayer) and state.hides_first]
+    rows.write_waiting()
+    own = layers_of_head(rows)
     embeddings = model.embed_tokens(mx.array([[token]]))
     hidden, found = rows.hidden.last(embeddings)[row : row + 1], list[mx.array]()
     for _ in range(num):
@@ -54,6 +56,26 @@ def guesses(loaded: LoadedModel, rows: SequenceBatch, row: int, token: int, num:
     for layer in own:
         layer.undo_last(num)
     return found
+
+
+def layers_of_head(rows: SequenceBatch) -> list[FullLayer]:
+    return [state for state in rows.states() if isinstance(state, FullLayer) and state.hides_first]
+
+
+def singles(tokens: np.ndarray) -> list[np.ndarray]:
+    """Chunks of one token."""
+    return np.split(tokens, len(tokens))
+
+
+def num_waiting(rows: SequenceBatch) -> int:
+    assert rows.hidden is not None
+    assert all(layer.num_unwritten == len(rows.hidden.waiting) for layer in layers_of_head(rows))
+    return len(rows.hidden.waiting)
+
+
+def entries(rows: SequenceBatch, row: int = 0) -> list[mx.array]:
+    """Those of the head, without the first, which nobody sees."""
+    return [plane for layer in layers_of_head(rows) for plane in layer.read(row, Span(1, rows.lengths[row]))]
 
 
 def fed(loaded: LoadedModel, *chunks: np.ndarray) -> SequenceBatch:
@@ -100,11 +122,8 @@ def test_no_guess_sees_the_entry_of_the_first_token(architecture: str) -> None:
     """It would stand behind a hidden state that does not exist."""
     loaded = loaded_with_head(architecture)
     rows, changed = fed(loaded, TOKENS), fed(loaded, TOKENS)
-    for layer in changed.states():
-        if isinstance(layer, FullLayer) and layer.hides_first:
-            layer.planes = [
-                mx.concatenate([plane[..., :1, :] + 3, plane[..., 1:, :]], axis=2) for plane in layer.planes
-            ]
+    for layer in layers_of_head(changed):
+        layer.planes = [mx.concatenate([plane[..., :1, :] + 3, plane[..., 1:, :]], axis=2) for plane in layer.planes]
     assert gap(guesses(loaded, rows, 0, 5), guesses(loaded, changed, 0, 5)) == 0
 
 
@@ -157,6 +176,137 @@ def test_undone_tokens_leave_nothing_behind(architecture: str) -> None:
         rows.forward(loaded.model, mx.array(TOKENS[None, 40:42]))
     mx.eval(rows.arrays())
     assert gap(guesses(loaded, rows, 0, 5), guesses(loaded, plain, 0, 5)) < 1e-4
+
+
+@pytest.mark.parametrize("architecture", HEADED)
+def test_entries_of_tokens_that_came_one_by_one_are_written_later_and_are_the_same(architecture: str) -> None:
+    loaded = loaded_with_head(architecture)
+    rows, whole = fed(loaded, TOKENS[:20], *singles(TOKENS[20:])), fed(loaded, TOKENS)
+    assert num_waiting(rows) == 40
+    with pytest.raises(AssertionError, match="written before they are read"):
+        entries(rows)
+    rows.write_waiting()
+    assert num_waiting(rows) == 0
+    assert gap(entries(rows), entries(whole)) < 1e-4
+    # A pass over several writes those before it.
+    rows = fed(loaded, TOKENS[:20], *singles(TOKENS[20:50]), TOKENS[50:])
+    assert num_waiting(rows) == 0
+    assert gap(entries(rows), entries(whole)) < 1e-4
+
+
+@pytest.mark.parametrize("architecture", KINDS)
+def test_entries_that_wait_are_undone_with_their_tokens(architecture: str) -> None:
+    loaded = loaded_with_head(architecture)
+    rows, whole = fed(loaded, TOKENS[:20], *singles(TOKENS[20:25])), fed(loaded, TOKENS[:30])
+    for token in TOKENS[25:30]:
+        before = rows.save_recurrent()
+        rows.forward(loaded.model, mx.array([[7]]))
+        rows.undo_last(1, before)
+        rows.forward(loaded.model, mx.array([[int(token)]]))
+    assert num_waiting(rows) == 10
+    rows.write_waiting()
+    assert gap(entries(rows), entries(whole)) < 1e-4
+
+
+@pytest.mark.parametrize("architecture", KINDS)
+def test_rows_that_come_and_go_write_what_waits_before(architecture: str) -> None:
+    loaded = loaded_with_head(architecture)
+    lengths = (11, 20, 7)
+    alone = [fed(loaded, TOKENS[:n], *singles(TOKENS[n : n + 9])) for n in lengths]
+    batch, *others = [fed(loaded, TOKENS[:n], *singles(TOKENS[n : n + k])) for k, n in enumerate(lengths, start=1)]
+    batch.join(others)
+    assert num_waiting(batch) == 0
+    # Each has its own text, from where it is.
+    for step in range(4):
+        batch.forward(loaded.model, mx.array([[int(TOKENS[length])] for length in batch.lengths]))
+        assert num_waiting(batch) == step + 1
+    twin = batch.copy_rows([1])
+    batch.forward(loaded.model, mx.array([[int(TOKENS[length])] for length in batch.lengths]))
+    batch.keep_rows([0, 2])
+    assert num_waiting(batch) == num_waiting(twin) == 0
+    for rows, row, of in ((batch, 0, 0), (batch, 1, 2), (twin, 0, 1)):
+        alone[of].write_waiting()
+        num = rows.lengths[row]
+        expected = [plane for layer in layers_of_head(alone[of]) for plane in layer.read(0, Span(1, num))]
+        assert gap(entries(rows, row), expected) < 1e-4
+
+
+@pytest.mark.parametrize("architecture", KINDS)
+@pytest.mark.parametrize("shares", [False, True])
+def test_what_waits_is_written_before_it_is_stored(architecture: str, shares: bool) -> None:
+    loaded = loaded_with_head(architecture)
+    runner, cache = Runner(loaded, can_batch=True), PrefixCache(loaded.blueprint.layout)
+    live = prefilled(runner, TOKENS[:20])
+    for token in singles(TOKENS[20:45]):
+        runner.prefill([live], [token])
+    assert num_waiting(live.rows) == 25
+    cache.commit(as_tokens(TOKENS[:45]), runner.source(live, shares=shares), kind=BoundaryKind.STABLE)
+    warm = restored(loaded.blueprint, cache.read(cache.match(as_tokens(TOKENS)), 45))
+    assert gap(entries(warm), entries(fed(loaded, TOKENS[:45]))) < 1e-4
+
+
+@pytest.mark.parametrize("architecture", KINDS)
+def test_what_waits_is_forgotten_where_an_idle_sequence_returns_to_before_it(architecture: str) -> None:
+    loaded = loaded_with_head(architecture)
+    runner, cache = Runner(loaded, can_batch=True), PrefixCache(loaded.blueprint.layout)
+    live = prefilled(runner, TOKENS[:30])
+    cache.commit(as_tokens(TOKENS[:30]), runner.source(live, shares=True), kind=BoundaryKind.STABLE)
+    for token in singles(TOKENS[40:50]):
+        runner.prefill([live], [token])
+    runner.keep_idle(live)
+    runner.begin_restore(live, 30, reserve=60, keeps_full=True)
+    assert num_waiting(live.rows) == 0
+    while live.restoration is not None:
+        runner.restore_part(live, cache.read(cache.match(as_tokens(TOKENS)), 30))
+    for token in singles(TOKENS[30:45]):
+        runner.prefill([live], [token])
+    live.rows.write_waiting()
+    known = slice(None) if loaded.blueprint.layout.has_snapshots else slice(30, None)
+    # Where snapshots are not needed, the hidden state behind a restored text is not known.
+    cold = [plane[:, :, known] for plane in entries(fed(loaded, TOKENS[:45]))]
+    assert gap([plane[:, :, known] for plane in entries(live.rows)], cold) < 1e-4
+
+
+@pytest.mark.parametrize("architecture", KINDS)
+def test_what_waits_is_written_before_the_head_guesses(architecture: str) -> None:
+    loaded = loaded_with_head(architecture)
+    runner = Runner(loaded, can_batch=True)
+    job = Job(id="it", prompt=Prompt(tokens=as_tokens(TOKENS)), max_tokens=40, sampling=Sampling(temperature=0))
+    live = prefilled(runner, TOKENS[:-1])
+    runner.begin_decode(live, job)
+    answer: list[int] = []
+    while len(answer) < 8:
+        (result,) = runner.decode([live])
+        assert isinstance(result, TokenResult)
+        answer += [each.token for each in result.sampled]
+    text = np.array([*TOKENS, *answer], dtype=np.int32)
+    other = prefilled(runner, text[:-1])
+    runner.begin_decode(other, replace(job, prompt=Prompt(tokens=as_tokens(text))))
+    for _ in range(2):
+        assert num_waiting(live.rows) > 0 or _ == 1
+        assert runner.guess(live, 5) == runner.guess(other, 5)
+
+
+def test_no_more_than_some_tokens_wait_and_their_bytes_are_counted_and_foreseen() -> None:
+    loaded = loaded_with_head("qwen3_5")
+    runner = Runner(loaded, can_batch=True)
+    text = np.resize(TOKENS, 30 + MOST_WAITING + 4)
+    runner.drop(prefilled(runner, text))
+    memory = active_memory()
+    live = prefilled(runner, text[:30])
+    live.rows.reserve(len(text) + 1)
+    most = runner.most_live_nbytes(len(text), chunk=len(text))
+    waited: list[int] = []
+    for token in singles(text[30:]):
+        before, foreseen = runner.live_nbytes, runner.growth_to_decode([live], 1)
+        runner.prefill([live], [token])
+        waited.append(num_waiting(live.rows))
+        assert runner.live_nbytes - before <= foreseen
+        assert runner.live_nbytes <= most
+    assert waited == [*range(1, MOST_WAITING), 0, *range(1, 5)]
+    assert runner.live_nbytes - waited[-1] * runner.footprint.waiting >= settled_memory() - memory - _SPARE
+    live.rows.write_waiting()
+    assert gap(entries(live.rows), entries(fed(loaded, text))) < 1e-3
 
 
 def test_what_is_stored_with_one_head_is_not_for_another(tmp_path: Path) -> None:
@@ -319,7 +469,7 @@ def test_what_a_head_takes_is_counted() -> None:
     plain = load_model(str(headed_model("qwen3_5")), mtp="off")
     assert loaded.head is not None
     assert loaded.head.nbytes == loaded.nbytes - plain.nbytes
-    layer = next(s for s in fed(loaded, TOKENS).states() if isinstance(s, FullLayer) and s.hides_first)
+    (layer,) = layers_of_head(fed(loaded, TOKENS))
     assert loaded.head.nbytes_per_token * layer.capacity == layer.nbytes
 
 

@@ -195,6 +195,36 @@ def test_behind_a_rejected_guess_the_next_one_is_as_good_as_any(
         assert token == drafting.ask(partial(guessed_behind, text=text[:at])), at
 
 
+def test_a_head_that_did_not_guess_for_a_while_guesses_as_after_a_cold_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two requests together, and alone; what it did not follow meanwhile was written before it was stored."""
+    monkeypatch.setattr(TokenHistory, "find", lambda history, tail, num: None)
+    prompts = [words(2912, 40), words(2913, 70)]
+
+    def rest(worker: Worker) -> None:
+        assert worker.drafts is not None
+        worker.drafts.accounts[DraftSource.HEAD].balance = -1e9
+
+    def wake(worker: Worker) -> None:
+        assert worker.drafts is not None
+        worker.drafts.accounts[DraftSource.HEAD].balance = 0.0
+
+    with closing(with_head("qwen3_5", max_batch=4)) as engine:
+        engine.ask(rest)
+        ended = [each.wait() for each in engine.submit_all(prompts, num=30)]
+        ended.append(engine.run(prompts[0], num=20))
+        assert num_guessed(engine) == 0
+        texts = [[*job.job.prompt.tokens.tolist(), *job.tokens] for job in ended]
+        engine.ask(wake)
+        warm: list[list[list[int]]] = []
+        for text in texts:
+            guesses = Guesses(engine)
+            warm.append([engine.run([*text, 5, 6], num=12).tokens, *guesses.real])
+    with closing(with_head("qwen3_5")) as engine:
+        for text, guessed in zip(texts, warm, strict=True):
+            guesses = Guesses(engine)
+            assert [engine.run([*text, 5, 6], num=12).tokens, *guesses.real] == guessed
+
+
 def guessed_behind(worker: Worker, text: Sequence[int]) -> int:
     """What is guessed behind a text that was computed at once."""
     job = Job(id="it", prompt=Prompt(tokens=as_tokens(text)), max_tokens=9, sampling=GREEDY)

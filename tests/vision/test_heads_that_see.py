@@ -114,6 +114,21 @@ def test_guesses_behind_a_resumed_prefix_with_images_are_those_of_a_cold_run(fam
 
 
 @pytest.mark.parametrize("family", HEADED)
+def test_tokens_that_come_one_by_one_behind_an_image_stand_where_they_stand(family: str) -> None:
+    loaded = loaded_headed(family)
+    prompt = prompt_of(loaded, ["Look: ", picture(4, 64, 128), ASK])
+    _, whole = behind(loaded, prompt)
+    stop = max(image.span.stop for image in prompt.images)
+    runner = Runner(loaded, can_batch=True)
+    live = runner.begin()
+    live.see(prompt.images)
+    runner.prefill([live], [prompt.tokens[:stop]])
+    for at in range(stop, len(prompt)):
+        runner.prefill([live], [prompt.tokens[at : at + 1]])
+    assert gap(guessed(loaded, live), guessed(loaded, whole)) < 2e-3
+
+
+@pytest.mark.parametrize("family", HEADED)
 def test_chats_with_images_are_answered_as_without_the_head(family: str) -> None:
     directory, mtp = seeing_headed(family)
     drafting = SeeingEngine(family, load=partial(loaded_headed, family), drafts="always")

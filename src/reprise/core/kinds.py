@@ -105,13 +105,17 @@ def _is_within(runs: tuple[Span, ...], need: Span) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Footprint:
-    """The bytes of a model's layer state: of one position by kind, of a snapshot, and of a row of logits."""
+    """The bytes of a model's layer state: of one position by kind, of a snapshot, and of a row of logits.
+
+    `waiting`: of what a head needs of one token whose entries it writes later.
+    """
 
     by_kind: Mapping[KvKind, int]
     each: Mapping[KvKind, int]
     """`by_kind` per layer, on average."""
     snapshot: int
     logits: int
+    waiting: int = 0
 
     @property
     def full(self) -> int:

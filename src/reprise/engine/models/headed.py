@@ -16,7 +16,7 @@ from mlx import nn
 from mlx_lm.models.base import create_attention_mask
 
 from reprise.engine.states.blueprint import Blueprint, blueprint_of
-from reprise.engine.states.layers import HiddenLayer
+from reprise.engine.states.layers import MOST_WAITING, FollowedTokens, FullLayer, HiddenLayer
 from reprise.engine.states.seeing import Embedded, ImageFeatures, PassInputs, PreparedImage, SeeingModel
 
 
@@ -153,11 +153,46 @@ class HeadedModel(GuessingModel):
     def __call__(self, inputs: mx.array, *, cache: list[Any]) -> mx.array:
         main, own, last = self._parts(cache)
         hidden = getattr(self._text, self._body)(inputs, cache=main)
-        self.head.follow(self.embed_tokens(inputs), last.follow(hidden), own)
+        self._follow(FollowedTokens(inputs, last.follow(hidden), None), own, last)
         return self.logits(hidden)
+
+    def _follow(
+        self,
+        followed: FollowedTokens,
+        own: Sequence[FullLayer],
+        last: HiddenLayer,
+        embeddings: mx.array | None = None,
+    ) -> None:
+        """Have the head follow the tokens of a pass. `embeddings`: theirs, if they do not follow from the tokens alone.
+
+        The entries of a token that is fed alone are put off: they are a function of tokens and hidden states, and
+        nobody needs them before the head guesses or they are stored.
+        """
+        if not own:
+            return
+        if embeddings is not None:
+            self._write(own, last)
+            self.head.follow(embeddings, followed.hidden, own, positions=followed.positions)
+            return
+        last.waiting.append(followed)
+        last.write_waiting = self._write
+        if followed.tokens.shape[1] == 1 and len(last.waiting) < MOST_WAITING and own[0].planes:
+            for layer in own:
+                layer.leave_unwritten()
+        else:
+            self._write(own, last)
+
+    def _write(self, own: Sequence[FullLayer], last: HiddenLayer) -> None:
+        """Write the entries that were put off; lazy."""
+        if last.waiting:
+            for layer in own:
+                layer.undo_last(layer.num_unwritten)
+            passed, last.waiting = FollowedTokens.joined(last.waiting), []
+            self.head.follow(self.embed_tokens(passed.tokens), passed.hidden, own, positions=passed.positions)
 
     def guess(self, request: GuessRequest, cache: list[Any]) -> mx.array:
         main, own, last = self._parts(cache)
+        self._write(own, last)
         before = last.last(self.embed_tokens(mx.array([[request.tokens[0]]])))
         if request.hidden is not None:
             before = mx.concatenate([before, request.hidden], axis=1)
@@ -190,9 +225,9 @@ class HeadedModel(GuessingModel):
         cap = getattr(text, "final_logit_softcapping", None)
         return logits if cap is None else mx.tanh(logits / cap) * cap
 
-    def _parts(self, cache: list[Any]) -> tuple[list[Any], list[Any], HiddenLayer]:
+    def _parts(self, cache: list[Any]) -> tuple[list[Any], list[FullLayer], HiddenLayer]:
         num = len(cache) - 1 - self.head.num_caches
-        return cache[:num], cache[num:-1], cast(HiddenLayer, cache[-1])
+        return cache[:num], cast(list[FullLayer], cache[num:-1]), cast(HiddenLayer, cache[-1])
 
     @property
     def _embed(self) -> Any:
@@ -222,8 +257,8 @@ class HeadedSeeingModel(HeadedModel, SeeingModel):
     ) -> mx.array:
         main, own, last = self._parts(cache)
         logits, hidden = self.model.with_hidden(tokens, cache=main, positions=positions, inputs=inputs)
-        embeddings = self.embed_tokens(tokens) if inputs is None else inputs.embedded.embeds
-        self.head.follow(embeddings, last.follow(hidden), own, positions=positions)
+        embeddings = None if inputs is None else inputs.embedded.embeds
+        self._follow(FollowedTokens(tokens, last.follow(hidden), positions), own, last, embeddings)
         return logits
 
     def embed_tokens(self, tokens: mx.array) -> mx.array:

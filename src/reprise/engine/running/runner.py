@@ -27,6 +27,7 @@ from reprise.engine.running.live_sequence import LiveSequence, SharedSegment
 from reprise.engine.running.sampler import SampledBatch, TokenSampler, accept, sample_along, sample_batch
 from reprise.engine.running.score import SCORED_AT_ONCE
 from reprise.engine.states.blueprint import Blueprint
+from reprise.engine.states.layers import MOST_WAITING
 from reprise.engine.states.payloads import EntryTransfer, PackedSegment
 from reprise.engine.states.restoration import COPIED_AT_ONCE, Restoration
 from reprise.engine.states.seeing import ImageFeatures, PassInputs, SeeingModel
@@ -101,7 +102,7 @@ class Runner:
         """
         footprint = self.footprint if footprint is None else footprint
         entries = sum(nbytes * most_entries(kind, position, chunk) for kind, nbytes in footprint.by_kind.items())
-        return entries + 2 * footprint.snapshot
+        return entries + 2 * footprint.snapshot + MOST_WAITING * footprint.waiting
 
     @property
     def can_verify(self) -> bool:
@@ -131,6 +132,7 @@ class Runner:
         For `verify`, `num` is the number of tokens fed.
         """
         kept = sum(self.footprint.snapshot for live in lives if live.rows.ahead is None)
+        kept += num * self.footprint.waiting * len(lives)
         kept += sum(self.footprint.logits for live in lives if live.keeps_row)
         return kept + self.growth(lives, num)
 
@@ -209,6 +211,9 @@ class Runner:
     def source(self, live: LiveSequence, *, shares: bool = False) -> Source:
         """The sequence as a source for commits: by copies, or sharing its buffers if it is long or `shares`."""
         live.rows.step_back()
+        if live.rows.hidden is not None:
+            live.rows.write_waiting()
+            mx.async_eval(live.rows.arrays())
         if shares or live.position >= self.shares_from:
             return _SharingSource(live.rows, live.row, live)
         return SequenceSource(live.rows, live.row)
@@ -335,6 +340,9 @@ class Runner:
                 if live.keeps_row:
                     live.keeps_row, live.prompt_row = False, mx.array(logits[row, -1])
             new = [live.prompt_row for live in members if live.prompt_row is not None]
+            if new:
+                # They are about to be stored.
+                rows.write_waiting()
             mx.async_eval(choices.arrays(), rows.arrays(), new)
         # If a recurrent state is about to be saved at the end of the prompt, a pass ahead would be undone at once.
         is_saved_next = not self._resumes_anywhere and any(live.prompt_row is not None for live in members)
@@ -530,6 +538,8 @@ def footprint_of(model: nn.Module, blueprint: Blueprint) -> Footprint:
         return NO_STATE
     rows = SequenceBatch(blueprint)
     logits = rows.forward(model, mx.array([[0, 0]]))
+    if rows.hidden is not None:
+        rows.forward(model, mx.array([[0]]))
     source = SequenceSource(rows, 0)
     layout = blueprint.layout
     by_kind = {kind: source.segment_nbytes(kind, 1) for kind in layout.kinds}
@@ -538,4 +548,5 @@ def footprint_of(model: nn.Module, blueprint: Blueprint) -> Footprint:
         each={kind: -(-nbytes // len(rows.layers(kind))) for kind, nbytes in by_kind.items()},
         snapshot=source.snapshot_nbytes() if layout.has_snapshots else 0,
         logits=logits.shape[-1] * logits.dtype.size,
+        waiting=0 if rows.hidden is None else sum(tokens.nbytes for tokens in rows.hidden.waiting),
     )

@@ -16,6 +16,7 @@ it has layers that drop what no token will see again.
 # ruff: noqa: N803 -- the name of the argument is part of the contract.
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import mlx.core as mx
 import numpy as np
@@ -32,6 +33,9 @@ STEP = 256
 _MOST_ROOM = 4096
 _MOST_RECENT = 64
 """Tokens of a pass, part of which may have to be undone."""
+MOST_WAITING = 256
+"""Tokens that a head may follow later, all in one pass: on most devices that costs little more than one of them. Until
+then, passes over one token are as fast as without a head. Each waits with a hidden state, of some kilobytes."""
 
 
 def room(length: int) -> int:
@@ -349,6 +353,8 @@ class FullLayer(KvLayer):
     kind = Full()
     hides_first = False
     """Whether no later token sees the entry of the first one: a head's, which stands behind no hidden state."""
+    num_unwritten = 0
+    """The last entries, of a head, that are written later, in their place."""
 
     def _visible(self, num: int) -> int:
         return max(self.lengths)
@@ -359,8 +365,25 @@ class FullLayer(KvLayer):
         return self.hides_first and self.is_even and self.lengths[0] > 0
 
     def append(self, new: list[mx.array]) -> int:
+        assert self.num_unwritten == 0, "entries are written in their order"
         self._last_low = super().append(new) + int(self._skips_first)
         return self._last_low
+
+    def leave_unwritten(self) -> None:
+        """Be one token further; its entries are written later: `undo_last`, and then append them."""
+        self._make_space(self.planes, self._visible(1), 1)
+        self.end += 1
+        self.held += 1
+        self.lengths = [length + 1 for length in self.lengths]
+        self.num_unwritten += 1
+
+    def undo_last(self, num: int) -> None:
+        super().undo_last(num)
+        self.num_unwritten = max(0, self.num_unwritten - num)
+
+    def _cut(self, plane: mx.array, row: int, span: Span) -> mx.array:
+        assert self.index(row, span.stop) <= self.end - self.num_unwritten, "entries are written before they are read"
+        return super()._cut(plane, row, span)
 
     def _reserved_capacity(self) -> int:
         # Rows end at the same index: the longest row, plus the largest number of entries any row is still to get.
@@ -369,9 +392,11 @@ class FullLayer(KvLayer):
 
     def rewind(self, position: int) -> None:
         """Rewind the single row to `position`; entries past it will be overwritten."""
-        assert self.num_rows == 1 and position <= self.lengths[0] and self.end == self.lengths[0], position
+        assert self.num_rows == 1 and self.end == self.lengths[0], position
+        assert position <= self.end - self.num_unwritten, position
         self.end = self.held = position
         self.lengths = [position]
+        self.num_unwritten = 0
 
     def make_mask(
         self,
@@ -477,10 +502,37 @@ class StateLayer(ArraysCache):
         self.cache = joined
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class FollowedTokens:
+    """Tokens that a head follows, shape ``(rows, n)``, and the hidden state before each, ``(rows, n, width)``.
+
+    `positions`: where they stand, if the model has to be told.
+    """
+
+    tokens: mx.array
+    hidden: mx.array
+    positions: mx.array | None
+
+    @property
+    def nbytes(self) -> int:
+        return self.tokens.nbytes + self.hidden.nbytes
+
+    @staticmethod
+    def joined(several: Sequence["FollowedTokens"]) -> "FollowedTokens":
+        """All of these tokens, in this order."""
+        positions = [each.positions for each in several if each.positions is not None]
+        return FollowedTokens(
+            mx.concatenate([each.tokens for each in several], axis=1),
+            mx.concatenate([each.hidden for each in several], axis=1),
+            mx.concatenate(positions, axis=-1) if positions else None,
+        )
+
+
 class HiddenLayer(StateLayer):
     """The model's hidden state behind the last token, shape ``(rows, 1, width)``, for its head.
 
     Unlike recurrent state it can be returned to any token of the last pass, whose hidden states are all kept for that.
+    It also has what the head needs of the last tokens that were fed one by one, and whose entries it has not written.
     """
 
     def __init__(self, *, is_kept: bool) -> None:
@@ -490,10 +542,16 @@ class HiddenLayer(StateLayer):
         self.num_rows = 1
         self.recent: mx.array | None = None
         """Of the last pass, if that was over few tokens."""
+        self.waiting: list[FollowedTokens] = []
+        """Of single tokens, whose entries `write_waiting` writes, given the head's layers and this one."""
+        self.write_waiting: Callable[[Sequence[FullLayer], HiddenLayer], None] | None = None
 
     def follow(self, hidden: mx.array) -> mx.array:
         """The pass gave these hidden states, shape ``(rows, n, width)``: returns those before each of its tokens."""
         before = self.last(hidden)
+        if hidden.shape[1] == 1:
+            self.cache, self.recent = [hidden], hidden
+            return before
         # A copy: a view would keep those of the whole pass.
         self.cache = [mx.contiguous(hidden[:, -1:])]
         self.recent = hidden if hidden.shape[1] <= _MOST_RECENT else None
@@ -503,6 +561,10 @@ class HiddenLayer(StateLayer):
         """The last hidden state; zeros of the width and dtype of `like` if it is unknown."""
         last = self.cache[0]
         return mx.zeros((self.num_rows, 1, like.shape[-1]), like.dtype) if last is None else last
+
+    def undo_waiting(self, num: int) -> None:
+        """Undo the last `num` tokens, all of one pass: if they do not wait, none does."""
+        del self.waiting[-num:]
 
     def returns_from(self, num: int) -> bool:
         """Undo the last `num` tokens if the pass had more. Returns whether that was possible."""

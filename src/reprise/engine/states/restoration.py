@@ -122,6 +122,9 @@ class Restoration:
             for state in rows.states():
                 if isinstance(state, FullLayer):
                     state.rewind(position)
+                elif isinstance(state, HiddenLayer):
+                    # Entries behind the position, which its own restoration does not replace before its end.
+                    state.waiting.clear()
         rows.lengths = [position]
 
     @property

@@ -21,7 +21,7 @@ from reprise.core.images import PromptImage, grid_positions
 from reprise.core.kinds import Chunk, KvKind, Window
 from reprise.core.tokens import Span
 from reprise.engine.states.blueprint import Blueprint, leaf_states
-from reprise.engine.states.layers import STEP, HiddenLayer, KvLayer, StateLayer, is_saved, room, rounded
+from reprise.engine.states.layers import STEP, FullLayer, HiddenLayer, KvLayer, StateLayer, is_saved, room, rounded
 from reprise.engine.states.payloads import PackedSegment, Snapshot, arrays_of, count_bytes, look_into, pack, save
 from reprise.engine.states.seeing import PassInputs, Positions, SeeingModel
 from reprise.engine.states.windows import slack_of
@@ -113,7 +113,8 @@ class SequenceBatch:
     def nbytes(self) -> int:
         """Bytes of all buffers, including spare capacity."""
         kept = [] if self.ahead is None else list(self.ahead.before.values())
-        return sum(layer.nbytes for layer in self.kv_layers()) + self.state_nbytes + count_bytes(kept)
+        waiting = 0 if self.hidden is None else sum(tokens.nbytes for tokens in self.hidden.waiting)
+        return sum(layer.nbytes for layer in self.kv_layers()) + self.state_nbytes + count_bytes(kept) + waiting
 
     def arrays(self) -> list[mx.array]:
         """All arrays of all layers: evaluating them computes the states."""
@@ -199,8 +200,10 @@ class SequenceBatch:
     def undo_last(self, num: int, before: Mapping[int, list[mx.array | None]]) -> None:
         """Undo the last `num` tokens of each row, all of one pass; `before`: the recurrent states before them."""
         for i, state in enumerate(self.states()):
-            if isinstance(state, HiddenLayer) and state.returns_from(num):
-                continue
+            if isinstance(state, HiddenLayer):
+                state.undo_waiting(num)
+                if state.returns_from(num):
+                    continue
             if isinstance(state, StateLayer):
                 state.arrays = list(before[i])
             else:
@@ -213,11 +216,20 @@ class SequenceBatch:
         if self.hidden is not None:
             self.hidden.recent = None
 
+    def write_waiting(self) -> None:
+        """Write the entries that the head has put off, before anyone reads them; lazy."""
+        last = self.hidden
+        if last is not None and last.write_waiting is not None:
+            own = [layer for layer in self.kv_layers() if isinstance(layer, FullLayer) and layer.hides_first]
+            last.write_waiting(own, last)
+
     # Joining and leaving.
 
     def join(self, others: Sequence[SequenceBatch]) -> None:
         """Append the sequences of `others`, which are empty afterwards."""
         assert all(rows.ahead is None for rows in (self, *others))
+        for rows in (self, *others):
+            rows.write_waiting()
         columns = zip(*(rows.states() for rows in (self, *others)), strict=True)
         for mine, *theirs in columns:
             mine.join(theirs)
@@ -228,6 +240,7 @@ class SequenceBatch:
     def keep_rows(self, rows: Sequence[int]) -> None:
         """Keep these sequences, in this order."""
         assert self.ahead is None
+        self.write_waiting()
         for state in self.states():
             if len(rows) == 1:
                 state.take(rows[0])
@@ -240,6 +253,7 @@ class SequenceBatch:
     def copy_rows(self, rows: Sequence[int]) -> SequenceBatch:
         """A copy of these sequences, in new buffers."""
         assert self.ahead is None
+        self.write_waiting()
         twin = SequenceBatch(self.blueprint)
         for mine, fresh in zip(self.states(), twin.states(), strict=True):
             for name, value in cast(dict[str, Any], vars(mine)).items():
