@@ -33,6 +33,7 @@ class ImageForm:
     end: str | None = None
     before: str = ""
     after: str = ""
+    counts_from: int | None = None
 
     @property
     def marks(self) -> list[str]:
@@ -68,6 +69,7 @@ class SizeReader:
             columns=columns,
             text_before=family.before,
             text_after=family.after,
+            counts_from=family.counts_from,
         )
 
 
@@ -132,6 +134,15 @@ FAMILIES = {
         line_end="[IMG_BREAK]",
         end="[IMG_END]",
     ),
+    # The images of a prompt are numbered in its text.
+    "numbered": ImageForm(
+        marker="<|image_pad|>",
+        placeholder="<|image_pad|>",
+        template=_LINES.replace("MARK", "<|image_pad|>"),
+        begin="</image_id>",
+        before="<image_id>",
+        counts_from=0,
+    ),
 }
 
 
@@ -139,7 +150,7 @@ FAMILIES = {
 def _tokenizer(family: str) -> PreTrainedTokenizerFast:
     known = FAMILIES[family]
     inner = Tokenizer.from_str(backend_tokenizer().to_str())
-    marks = [*known.marks, "<|vision_start|>", "<|vision_end|>"]
+    marks = [*known.marks, "<|vision_start|>", "<|vision_end|>", "<image_id>"]
     inner.add_tokens([AddedToken(mark, normalized=False, special=True) for mark in marks])
     return PreTrainedTokenizerFast(
         tokenizer_object=inner,

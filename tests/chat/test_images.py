@@ -1,17 +1,21 @@
 """Images in a chat: where they stand in the prompt, what survives the next turn, and who may be taken for one."""
 
 from dataclasses import replace
+from datetime import datetime
 from typing import Any, cast
 
 import numpy as np
 import pytest
 
 from reprise.chat.answer import Answer
-from reprise.chat.images import image_part, shown
+from reprise.chat.images import SeenImages, image_part, shown, with_images
+from reprise.chat.messages.system_placement import Placement
+from reprise.chat.rendering.abridged import AbridgedChat
 from reprise.chat.rendering.compare_requests import compare_requests
 from reprise.chat.rendering.render import Renderer
 from reprise.chat.request import ChatRequest, Cut, Message
 from reprise.chat.templates.rendered import PartKind, Rendered
+from reprise.chat.templates.template import ChatTemplate
 from reprise.chat.text_model import TextModel
 from reprise.core.backend import StoredRun
 from reprise.core.errors import BadRequest
@@ -57,8 +61,9 @@ def test_an_image_stands_where_the_template_puts_it(family: str) -> None:
     rendered = render(model, shows("Look: ", CAT, " and ", DOG, "."))
     marker, before, after = FAMILIES[family].marker, FAMILIES[family].before, FAMILIES[family].after
     written = marker if family != "marks" else f"<|vision_start|>{marker}<|vision_end|>"
-    one = f"{before}{written}{after}"
-    text = f"<|im_start|>user\nLook: {one} and {one}.<|im_end|>\n<|im_start|>assistant\n"
+    numbers = ("", "") if family != "numbered" else ("0", "1")
+    one, other = (f"{before}{number}{written}{after}" for number in numbers)
+    text = f"<|im_start|>user\nLook: {one} and {other}.<|im_end|>\n<|im_start|>assistant\n"
     assert rendered.prompt.tokens.tolist() == by_hand(model, text, [CAT, DOG]).tolist()
     assert [image.image for image in rendered.prompt.images] == [CAT, DOG]
     for image in rendered.prompt.images:
@@ -66,6 +71,23 @@ def test_an_image_stands_where_the_template_puts_it(family: str) -> None:
         assert (run < 0).sum() == image.rows * image.columns
     rest = np.concatenate([rendered.prompt.tokens[:0], *_outside(rendered)])
     assert (rest >= 0).all()
+
+
+def test_an_image_has_its_number_also_where_the_middle_of_the_chat_is_left_out() -> None:
+    model = seeing("numbered")
+    assert model.images is not None
+    placement = Placement(ChatTemplate(model, images := SeenImages(model.images)), model)
+    turns = [turn for at in range(20) for turn in (user(f"Turn {at}."), assistant("Yes."))]
+    seen = (shows("This?", CAT), assistant("A cat."))
+    shown_before = with_images((*seen, *turns[:20], *seen, *turns[20:]), images.see)
+    context, text = (
+        (placed := placement.open(ChatRequest(messages=shown_before), datetime(2026, 3, 1))).context,
+        placed.text,
+    )
+    chat = AbridgedChat(placement, context, text, think_end=model.think_end, least=1)
+    (shown_behind,) = with_images((shows("And this?", DOG),), images.see)
+    for messages in ((*shown_before, user("Go on.")), (*shown_before, shown_behind)):
+        assert chat.try_text(messages) == placement.try_text(context, messages)
 
 
 def _outside(rendered: Rendered) -> list[Tokens]:

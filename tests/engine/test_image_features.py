@@ -46,7 +46,8 @@ def test_the_least_recently_used_goes_first_and_what_a_request_needs_when_nothin
     while features.release_one():
         gone += [name for name in ("held", "old", "new") if name not in gone and features.find(of(name)) is None]
     assert gone == ["new", "old"]
-    assert features.release_needed() and not features.release_needed()
+    assert not features.release_held([of("held")]), "what is still to be computed with stays"
+    assert features.release_held([]) and not features.release_held([])
     assert features.find(of("held")) is None
     features.check()
 

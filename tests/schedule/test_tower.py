@@ -36,8 +36,15 @@ def test_an_image_that_leaves_room_leaves_it_to_the_slice() -> None:
 def test_a_slice_ends_before_the_next_image_that_is_not_seen() -> None:
     step = step_of(LOOKING, SPEED.after_tower(256, 0.1), is_read=False)
     assert step.encode == "looking" and step.prefill[0].stop == NEXT.start
-    known = replace(LOOKING, unseen=(NEXT,))
-    assert step_of(known, SPEED.after_tower(256, 0.1), is_read=False).prefill[0].stop == 1000
+
+
+def test_an_image_that_was_encoded_is_computed_before_the_next_one_is_encoded() -> None:
+    """In a memory with room for the features of one."""
+    step = step_of(replace(LOOKING, unseen=(NEXT,)), SPEED.after_tower(256, 0.1), is_read=False)
+    assert step.encode is None and step.prefill[0].stop == NEXT.start
+    computed = replace(LOOKING, position=NEXT.start, unseen=(NEXT,))
+    step = step_of(computed, SPEED.after_tower(256, 0.1), is_read=False)
+    assert step.encode == "looking" and step.prefill[0].stop == 1000
 
 
 def test_an_image_beyond_the_slice_waits() -> None:

@@ -53,9 +53,9 @@ def prompt_of(loaded: LoadedModel, *turns: Sequence[Part] | str) -> Prompt:
     assert text.render is not None and reader is not None
     first, *rest = text.render(messages, add_generation_prompt=True).split(reader.marker)
     pieces, seen, at, before = [], [], 0, first
-    for image, after in zip(images, rest, strict=True):
+    for index, (image, after) in enumerate(zip(images, rest, strict=True)):
         expansion = reader.expand(image)
-        pieces.append(as_tokens(text.encode(before + expansion.text_before)))
+        pieces.append(as_tokens(text.encode(before + expansion.before(index))))
         at += len(pieces[-1])
         pieces.append(path_tokens(expansion, image.digest))
         span = Span(at, at + len(pieces[-1]))

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from reprise.core.backend import Verdict
-from reprise.core.errors import BadRequest
+from reprise.core.errors import BadRequest, ContextTooLong
 from reprise.core.events import FinishReason, Sampled
 from reprise.core.failpoints import ACTIONS, Failpoint
 from reprise.core.images import PromptImage, digest_of
@@ -156,7 +156,7 @@ def test_a_chat_is_warm_after_a_restart_and_its_images_are_not_encoded_again(fam
     engine.close()
 
 
-@pytest.mark.parametrize(("family", "rooms"), [("qwen3_5", 2.5), ("gemma3", 2)])
+@pytest.mark.parametrize(("family", "rooms"), [("qwen3_5", 2.5), ("gemma3", 2.2)])
 def test_requests_that_take_turns_in_a_small_memory_encode_each_image_once(family: str, rooms: float) -> None:
     """A request that is preempted still needs its images."""
     plain = SeeingEngine(family)
@@ -171,6 +171,61 @@ def test_requests_that_take_turns_in_a_small_memory_encode_each_image_once(famil
     assert tight.loop.status().counts.num_preemptions > 0
     assert tight.num_encoded == 3
     tight.check()
+    tight.close()
+
+
+@pytest.mark.parametrize("family", ["qwen3_vl", "gemma3"])
+def test_a_memory_with_room_for_one_sequence_encodes_each_image_once(family: str) -> None:
+    """And for the features of one image: the next one is encoded when the one before it is computed."""
+    plain = SeeingEngine(family)
+    prompt = plain.chat(["These: ", ONE, OTHER, THIRD, "Compare them. " * 12])
+    expected = plain.cold_answer(prompt)
+    states = plain.ask(lambda worker: worker.runner.most_live_nbytes(len(prompt) + 9, chunk=1))
+    room = states + plain.ask(lambda worker: worker.runner.features.most_nbytes_of_one(prompt.spans))
+    plain.close()
+    tight = SeeingEngine(family, cache_bytes=room)
+    most: list[int] = []
+    ACTIONS[Failpoint.STEPPED] = lambda worker: most.append(worker.memory.held)
+    assert tight.answer(prompt).tokens == expected
+    assert tight.num_encoded == 3
+    assert max(most) <= room
+    tight.close()
+
+
+@pytest.mark.parametrize("is_encoded", [False, True])
+def test_what_a_request_holds_of_images_and_will_is_not_given_to_another(*, is_encoded: bool) -> None:
+    plain = SeeingEngine("qwen3_vl")
+    first, second = (plain.chat(["These: ", *pictures]) for pictures in ((ONE, OTHER), (THIRD, picture(4))))
+    states = plain.ask(lambda worker: worker.sequences.estimate(len(first)))
+    features = plain.ask(lambda worker: worker.runner.features.nbytes_to_hold(first.images))
+    plain.close()
+    engine = SeeingEngine("qwen3_vl", cache_bytes=2 * states + features)
+    jobs = [SubmittedJob(a_seeing_job(prompt, num=20)) for prompt in (first, second)]
+    together: list[int] = []
+
+    def stepped(worker: Worker) -> None:
+        together.append(len(worker.requests.running))
+        if len(jobs) > 1 and together[-1] == 1 and worker.runner.features.num_encoded == 2 * is_encoded:
+            engine.loop.submit(jobs[1].job, jobs.pop())
+
+    ACTIONS[Failpoint.STEPPED] = stepped
+    waiting = list(jobs)
+    engine.loop.submit(jobs[0].job, jobs[0])
+    assert [job.wait().end.error for job in waiting] == [None, None]
+    assert max(together) == 1
+    engine.close()
+
+
+def test_a_prompt_whose_images_do_not_fit_beside_it_is_refused() -> None:
+    plain = SeeingEngine("qwen3_vl")
+    prompt = plain.chat(["These: ", ONE, OTHER, THIRD, "Compare them. " * 12])
+    room = plain.ask(lambda worker: worker.runner.most_live_nbytes(len(prompt) + 9, chunk=1))
+    plain.close()
+    tight = SeeingEngine("qwen3_vl", cache_bytes=room)
+    with pytest.raises(ContextTooLong):
+        tight.answer(prompt)
+    text = Prompt(tokens=as_tokens(np.maximum(prompt.tokens, 20)))
+    assert tight.answer(text).end.error is None
     tight.close()
 
 
@@ -402,5 +457,7 @@ def test_an_image_that_a_pass_holds_whole_counts_before_its_request_is_admitted(
         return estimates
 
     text, pictured = engine.ask(needed)
-    assert (pictured > text) == is_whole
+    features = engine.ask(lambda worker: worker.runner.features.most_nbytes_of_one(seen.spans))
+    assert features > 0
+    assert pictured > text + features if is_whole else pictured == text + features
     engine.close()

@@ -48,7 +48,7 @@ CHAT_MUTANTS = (
     _mutant(
         "AbridgedChat._short",
         "a chat whose middle was edited is rendered with the prompt's",
-        "tuple(messages[:stop]) != self._context.request.messages[:stop]",
+        "tuple(messages[:stop]) != own[:stop]",
         "False",
         _ABRIDGED,
     ),

@@ -88,6 +88,13 @@ IMAGE_MUTANTS = (
         _CHAT,
     ),
     _mutant(
+        "AbridgedChat._short",
+        "images that are left out do not count",
+        "len(images_in(messages)) != len(images_in(own))",
+        "False",
+        _CHAT,
+    ),
+    _mutant(
         "PieceTokenizer._after_piece",
         "a spelling is found behind any image",
         "return chain if rest == '' else _after(chain, rest)",

@@ -101,9 +101,8 @@ class SeenImages:
         if len(parts) != len(images) + 1:
             return None
         out = [parts[0]]
-        for seen, part in zip(images, parts[1:], strict=True):
-            expansion = seen.expansion
-            out += [expansion.text_before, self.marker, seen.tag, expansion.text_after, part]
+        for index, (seen, part) in enumerate(zip(images, parts[1:], strict=True)):
+            out += [seen.expansion.before(index), self.marker, seen.tag, seen.expansion.text_after, part]
         return "".join(out)
 
     def without_tags(self, text: str) -> str:

@@ -66,7 +66,8 @@ class ImageExpansion:
 
     `text_before` and `text_after` are plain text (a blank line, perhaps). `tokens`: the run between them, shape
     ``(n,)``, from its first special token to its last; the positions where it has `placeholder` get the image's rows.
-    `rows` x `columns`: the grid of placeholders, for positions with several axes.
+    `rows` x `columns`: the grid of placeholders, for positions with several axes. `counts_from`: the number of a
+    prompt's first image, where images are numbered; it follows `text_before`.
     """
 
     tokens: Tokens
@@ -75,6 +76,11 @@ class ImageExpansion:
     columns: int
     text_before: str = ""
     text_after: str = ""
+    counts_from: int | None = None
+
+    def before(self, index: int) -> str:
+        """The text before the image if it is number `index` of its prompt, from 0."""
+        return self.text_before + ("" if self.counts_from is None else str(self.counts_from + index))
 
 
 class ImageReader(Protocol):

@@ -94,6 +94,8 @@ class Outcome:
     """Images before it, or of which the features were still there."""
     tower_s: float = 0.0
     """What the tower took, part of the prefill."""
+    tower_foreseen_s: float = 0.0
+    """What was set aside for it of the longest gap: 0 for the first image of a model, of which nothing is known."""
     drafted: Mapping[str, Drafted] = field(default_factory=dict[str, Drafted])
     """Draft tokens that were verified for the answer, by source."""
     draft_saved_s: float = 0.0

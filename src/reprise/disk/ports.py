@@ -3,12 +3,13 @@
 They are protocols because `disk` is below both packages and cannot import them.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from reprise.cache.lookup import SegmentSlice
 from reprise.cache.payload import Payload, Source
+from reprise.core.images import PromptImage
 from reprise.core.job import Job
 from reprise.core.kinds import KvKind
 from reprise.core.prompt import BoundaryKind, Prompt
@@ -160,7 +161,7 @@ class RestoreTarget(Protocol):
 class TierSequences(Protocol):
     """The loop's sequences as the disk tier sees them."""
 
-    def estimate_to_admit(self, num_prompt: int, resume_at: int, *, images: Iterable[Span]) -> int:
+    def estimate_to_admit(self, num_prompt: int, resume_at: int, *, images: Sequence[PromptImage]) -> int:
         """Upper bound of the bytes that a request needs to prefill and decode for a while, without shared buffers."""
         ...
 

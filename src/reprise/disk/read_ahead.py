@@ -212,7 +212,7 @@ class ReadAhead:
 
     def _needed(self, request: TierRequest, found: DiskMatch) -> int:
         prompt = request.prompt
-        return self._sequences.estimate_to_admit(len(prompt), found.position, images=prompt.spans)
+        return self._sequences.estimate_to_admit(len(prompt), found.position, images=prompt.images)
 
     def _find(self, request: TierRequest, *, held: int) -> DiskMatch | None:
         """The longest match of the prompt on disk, if it is worth reading."""

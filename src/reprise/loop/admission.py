@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from reprise.core.errors import BadRequest, ContextTooLong, QueueFull, ShuttingDown, prompt_too_long
 from reprise.core.events import Event
 from reprise.core.job import Job, Purpose
 from reprise.core.sizes import nbytes_text
+from reprise.core.tokens import Span
 from reprise.loop.sequences import initial_decode_slots
 from reprise.schedule.state import SchedulerLimits, Speed, retry_after_s
 
@@ -27,26 +28,30 @@ class PromptRoom:
     """The same with `--kv-bits 8`; None: it has them already, or they cannot be quantised."""
     passes: Callable[[int], int] = lambda position: 0
     """Bytes that the last pass to a position takes of this memory, in the smallest chunk."""
+    features: Callable[[Sequence[Span]], int] = lambda images: 0
+    """Bytes of the features of images that a prompt needs at once."""
     advice: str = "raise --cache-bytes"
 
     def needed(self, position: int, states: Callable[[int], int] | None = None) -> int:
         return (self.states if states is None else states)(position) + self.passes(position)
 
-    def longest(self, most: int, *, num_slots: int, states: Callable[[int], int] | None = None) -> int:
+    def longest(
+        self, most: int, *, num_slots: int, images: Sequence[Span] = (), states: Callable[[int], int] | None = None
+    ) -> int:
         """The longest prompt below `most` that fits with `num_slots` entries for its answer; 0: none."""
-        budget = self.budget
-        if budget is None:
+        if self.budget is None:
             return most
-        return max(0, bisect_right(range(most), budget, key=lambda num: self.needed(num + num_slots, states)) - 1)
+        room = self.budget - self.features(images)
+        return max(0, bisect_right(range(most), room, key=lambda num: self.needed(num + num_slots, states)) - 1)
 
-    def refusal(self, num_prompt: int, *, num_slots: int) -> ContextTooLong | None:
+    def refusal(self, num_prompt: int, *, num_slots: int, images: Sequence[Span] = ()) -> ContextTooLong | None:
         """Why a prompt can never be served, what would fit, and what helps; None: it fits."""
-        needed = self.needed(num_prompt + num_slots)
+        needed = self.needed(num_prompt + num_slots) + self.features(images)
         if self.budget is None or needed <= self.budget:
             return None
-        fitting = f"{self.longest(num_prompt, num_slots=num_slots):,} tokens would fit"
+        fitting = f"{self.longest(num_prompt, num_slots=num_slots, images=images):,} tokens would fit"
         if self.quantised is not None:
-            most = self.longest(num_prompt + 1, num_slots=num_slots, states=self.quantised)
+            most = self.longest(num_prompt + 1, num_slots=num_slots, images=images, states=self.quantised)
             fitting += f", {'it' if most == num_prompt else f'{most:,}'} with --kv-bits 8 (approximate)"
         return ContextTooLong(
             f"The prompt has {num_prompt:,} tokens, which need {nbytes_text(needed)} of the memory for chats, and that "
@@ -110,7 +115,8 @@ class Gate:
         if self.context is not None and length > self.context:
             raise prompt_too_long(len(job.prompt), self.context)
         # What is allocated at the start: the prompt, and room for the beginning of an answer.
-        refusal = self.room.refusal(len(job.prompt), num_slots=initial_decode_slots(job))
+        slots, images = initial_decode_slots(job), job.prompt.spans
+        refusal = self.room.refusal(len(job.prompt), num_slots=slots, images=images)
         if refusal is not None:
             raise refusal
 

@@ -30,12 +30,14 @@ class Preemption:
     ) -> list[RunningRequest]:
         """Preempt the youngest running requests until `reserve` succeeds; returns the `requests` that still run.
 
-        The last running request is never preempted.
+        The last running request is never preempted. For it, features of images go that others hold, or that it is past.
         """
-        going = list(requests)
+        going: list[RunningRequest] = list(requests)
         while going and not reserve([request.live for request in going if request.live is not None]):
             running = [(each, request) for each in (self, *self.others) for request in each.running]
             if len(running) == 1:
+                if any(each.release_features() for each in (self, *self.others)):
+                    continue
                 break
             whose, youngest = max(running, key=lambda each: (each[1].is_settle, each[1].arrived_s))
             whose.preempt(youngest)
@@ -45,6 +47,11 @@ class Preemption:
     @property
     def running(self) -> list[RunningRequest]:
         return self._requests.running
+
+    def release_features(self) -> bool:
+        """Drop features of an image that no running request has still to be prefilled with. False if there are none."""
+        needed = [each.image for r in self.running for each in r.prompt.images if each.span.stop > r.position]
+        return self._sequences.runner.features.release_held(needed)
 
     def preempt(self, request: RunningRequest) -> None:
         """Preempt a request; on an error, only this request fails."""

@@ -128,6 +128,7 @@ class RequestStats:
     num_images_encoded: int = 0
     tower_s: float = 0.0
     """What encoding them took."""
+    tower_foreseen_s: float = 0.0
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -148,8 +149,6 @@ class RunningRequest:
     """None if drafts are off for it."""
 
     # Progress.
-    waited_for: set[bytes] = field(default_factory=set[bytes])
-    """The digests of the images that were encoded for it before the slices that need them."""
     stored: int = 0
     """``[0, stored)`` of the prompt is committed, or was refused by the cache."""
     scored: int = 1
@@ -325,6 +324,7 @@ class RunningRequest:
             num_images_encoded=stats.num_images_encoded,
             num_images_reused=num_images - stats.num_images_encoded,
             tower_s=stats.tower_s,
+            tower_foreseen_s=stats.tower_foreseen_s,
             drafted=self.drafts.drafted if self.drafts is not None else {},
             draft_saved_s=self.drafts.saved_s if self.drafts is not None else 0.0,
             num_stored=stats.num_stored,

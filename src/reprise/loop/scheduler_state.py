@@ -94,7 +94,7 @@ def _waiting(request: RunningRequest, phase: Waiting, sequences: SequencePool) -
         prompt_len=num_prompt,
         resume_at=min(resume_at, num_prompt - 1),
         common_prefix_lengths=request.common_prefix_lengths,
-        live_nbytes=sequences.estimate_to_admit(num_prompt, resume_at, images=request.prompt.spans),
+        live_nbytes=sequences.estimate_to_admit(num_prompt, resume_at, images=request.prompt.images),
         spans=request.prompt.spans,
         preempted_beside=phase.preempted_beside,
         is_auxiliary=request.is_auxiliary,
@@ -105,13 +105,8 @@ def _waiting(request: RunningRequest, phase: Waiting, sequences: SequencePool) -
 
 def unseen_images(request: RunningRequest, features: FeatureCache) -> list[PromptImage]:
     """The images that the tower has to run for before they are prefilled, in order."""
-    # What had to go again, in a small memory, is encoded within the pass: waiting would never end.
     return [
-        each
-        for each in request.prompt.images
-        if each.span.stop > request.position
-        and each.image.digest not in request.waited_for
-        and not features.has(each.image)
+        each for each in request.prompt.images if each.span.stop > request.position and not features.has(each.image)
     ]
 
 

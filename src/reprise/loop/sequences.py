@@ -17,6 +17,7 @@ from reprise.cache.lookup import Match
 from reprise.cache.node import SegmentRef
 from reprise.cache.prefix_cache import PrefixCache
 from reprise.core.allowance import StepAllowance
+from reprise.core.images import PromptImage
 from reprise.core.job import Job, Purpose
 from reprise.core.pass_price import beyond
 from reprise.core.tokens import Span, Tokens, own_tokens
@@ -123,10 +124,16 @@ class SequencePool:
         chunk = max((self._chunk, *map(len, whole)))
         return self.runner.most_live_nbytes(num_prompt + INITIAL_DECODE_SLOTS, chunk=chunk)
 
-    def estimate_to_admit(self, num_prompt: int, resume_at: int, *, images: Iterable[Span] = ()) -> int:
-        """Like `estimate`, plus what the request copies from the cache and cannot share."""
+    def estimate_to_admit(self, num_prompt: int, resume_at: int, *, images: Sequence[PromptImage] = ()) -> int:
+        """Like `estimate`, plus what the request copies from the cache and cannot share, and features of its images."""
         is_shared = resume_at >= self.runner.shares_from
-        return self.estimate(num_prompt, images=images) + (0 if is_shared else self.runner.footprint.at(resume_at))
+        copied = 0 if is_shared else self.runner.footprint.at(resume_at)
+        states = self.estimate(num_prompt, images=[each.span for each in images])
+        return states + copied + self._features_nbytes(images, resume_at)
+
+    def _features_nbytes(self, images: Iterable[PromptImage], position: int) -> int:
+        """Upper bound of the features that a request at this position has still to hold."""
+        return self.runner.features.nbytes_to_hold(each for each in images if each.span.stop > position)
 
     def available(self, running: Iterable[RunningRequest]) -> int | None:
         """Bytes that new requests may use if everything evictable is evicted; None: unlimited.
@@ -137,14 +144,15 @@ class SequencePool:
         if memory.budget is None:
             return None
         promised = self._promised(running)
-        live = memory.nbytes(Account.SEQUENCES) + memory.nbytes(Account.INCOMING)
+        live = memory.nbytes(Account.SEQUENCES) + memory.nbytes(Account.INCOMING) + self.runner.features.held_nbytes
         taken = live + promised + self.cache.protected_nbytes() + memory.kept_by_others
         return memory.budget - taken + sum(map(self._owned_nbytes, self._duplicates.values()))
 
     def _promised(self, running: Iterable[RunningRequest]) -> int:
-        """Bytes by which the states of running requests may still grow."""
+        """Bytes by which the states of running requests may still grow, and what they hold of images."""
         return sum(
             max(0, self.estimate(len(request.prompt), images=request.prompt.spans) - _share(request.live))
+            + self._features_nbytes(request.prompt.images, request.position)
             for request in running
             if request.live
         )

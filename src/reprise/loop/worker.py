@@ -116,7 +116,11 @@ class Worker:
         sizes = SegmentSizes()
         sizes = replace(sizes, longest=max(_LEAST_SEGMENT, min(sizes.longest, SEGMENT_NBYTES // largest)))
         most = MOST_KEPT_NBYTES if settings.has_prefix_cache else 0
-        self.runner.features = FeatureCache(self.memory, most_nbytes=most)
+        self.runner.features = FeatureCache(
+            self.memory,
+            most_nbytes=most,
+            row_nbytes=0 if loaded.vision is None else loaded.vision.sight.row_nbytes,
+        )
         self.cache = PrefixCache(loaded.blueprint.layout, memory=self.memory, sizes=sizes, clock=clock)
         kept = device_memory.kept_for_passes(
             settings,
@@ -161,8 +165,7 @@ class Worker:
         kept = () if self.embedding is None else (self.embedding.kept.release_one,)
         features = self.runner.features
         first = (self._give_up_trial, self.audit.give_up, *kept, features.release_one)
-        last = (self.prefixes.unpin_first, features.release_needed)
-        self.memory.reclaim_from(*first, *self.sequences.reclaimers, *last)
+        self.memory.reclaim_from(*first, *self.sequences.reclaimers, self.prefixes.unpin_first)
         executor = self.executor
         self.memory.evict_from(self.cache, token_s=lambda: 1 / executor.speed.prefill_tokens_per_s)
         device_memory.bound_free_buffers(self.memory.budget)
@@ -194,6 +197,7 @@ class Worker:
             quantised=None
             if quantised is None
             else lambda position: runner.most_live_nbytes(position, chunk=1, footprint=quantised),
+            features=runner.features.most_nbytes_of_one,
             passes=lambda position: beyond(sequences.kept_for_passes, executor.price.of(least, position)),
             advice=advice,
         )
@@ -359,6 +363,8 @@ class Worker:
         """Admit a waiting request at its resume position."""
         if self.prefixes.is_on_disk(request):
             return  # It is admitted once its records were read.
+        # Room for its state is not made of what it needs.
+        self._hold_images(request)
         self.prefixes.start(request)
         resume_at = request.position
         if request.stats.admission is None:
@@ -387,12 +393,14 @@ class Worker:
 
     def _prefill(self, slices: Sequence[Slice]) -> Iterator[tuple[RunningRequest, Result]]:
         """One pass over slices of equal length, as far as memory allows."""
-        slices = [piece for piece in slices if self.requests.get(piece.id) is not None]
+        there = [request for piece in slices if (request := self.requests.get(piece.id)) is not None]
+        # Room for an image may have been made of it.
+        running = {request.id for request in there if request.is_running}
+        slices = [piece for piece in slices if piece.id in running]
         if not slices:
             return
         for piece in slices:
-            # Room for the slice is not made of what it needs.
-            self.runner.features.hold(self.requests[piece.id].prompt.images, holder=piece.id)
+            self._hold_images(self.requests[piece.id])
         num, deepest = len(slices[0]), max(piece.start for piece in slices)
         price = self.executor.price
 
@@ -425,16 +433,27 @@ class Worker:
         ahead = [images[0] for r in prefilling if (images := unseen_images(r, self.runner.features))]
         return max((self.executor.speed.tower_s(len(image.span)) for image in ahead), default=0.0)
 
+    def _hold_images(self, request: RunningRequest) -> None:
+        ahead = [each for each in request.prompt.images if each.span.stop > request.position]
+        self.runner.features.hold(ahead, holder=request.id)
+
     def _encode(self, request: RunningRequest) -> None:
         """Run the tower for the next image of a request."""
         image = unseen_images(request, self.runner.features)[0]
-        started_s = self._clock()
-        request.waited_for.add(image.image.digest)
+        num = len(image.span)
+
+        def reserve(_: Sequence[LiveSequence]) -> bool:
+            return self.runner.features.make_room(num)
+
+        if not self.preemption.until_fit([request], reserve):
+            return
+        stats, foreseen_s, started_s = request.stats, self.executor.speed.tower_s(num), self._clock()
         self.runner.encode(image.image, holder=request.id)
         seconds = self._clock() - started_s
-        self.executor.note_tower(len(image.span), seconds)
-        request.stats.num_images_encoded += 1
-        request.stats.tower_s += seconds
+        self.executor.note_tower(num, seconds)
+        stats.num_images_encoded += 1
+        stats.tower_s += seconds
+        stats.tower_foreseen_s += foreseen_s
 
     def _sample_with(self, request: RunningRequest, piece: Slice) -> Iterator[tuple[RunningRequest, Result]]:
         """The pass over a last slice, which gives the answer's first token."""

@@ -230,13 +230,17 @@ def _pass(
     """A step's prefill: slices, and before them one image of the first job where its slice would reach it.
 
     The tower cannot be cut. Its time is taken from the longest gap as that of other passes is, so what is left is for
-    the slice; an image that needs the whole gap, or more, runs without one.
+    the slice; an image that needs the whole gap, or more, runs without one. Behind an image that was encoded and is not
+    computed yet the next one waits: a job needs the features of one at a time.
     """
     slices = _slices(jobs, divergence_points, state, limits, must_be_short=must_be_short)
     head = jobs[0]
     unseen = [span for span in head.unseen if any(s.id == head.id and span.start < s.stop for s in slices)]
     if not unseen:
         return Step(prefill=slices)
+    if any(head.position < span.stop <= unseen[0].start for span in head.spans):
+        before = replace(head, unseen=(), end=min(head.end, unseen[0].start))
+        return Step(prefill=_slices((before,), divergence_points, state, limits, must_be_short=must_be_short))
     tower_s = state.speed.tower_s(len(unseen[0]))
     room_s = limits.max_stall_s / (1 + state.num_others) - state.speed.decode_s - tower_s
     if tower_s == 0 or (must_be_short and room_s <= 0):

@@ -65,6 +65,7 @@ def record_body(record: Record, verdicts: Mapping[str, Verdict] | None = None) -
             "spans": spans(first, render_s=record.render_s),
             "images": [_image_body(image, first) for image in record.images],
             "images_encoded": sum(outcome.num_images_encoded for outcome in outcomes),
+            "images_foreseen_s": first.tower_foreseen_s,
             "saved_s": sum(outcome.saved_s for outcome in outcomes),
             "total_s": max(outcome.total_s for outcome in outcomes),
             "prefill_tokens_per_s": _rounded(prefill_rate(outcomes)),
@@ -203,7 +204,11 @@ def _image_lines(record: Mapping[str, Any]) -> list[str]:
         for image in images
     ]
     if images and (spans := record.get("spans")) is not None:
-        lines.append(f"images encoded: {record['images_encoded']}, in {1000 * spans['images']:.0f} ms")
+        foreseen_ms = 1000 * record["images_foreseen_s"]
+        lines.append(
+            f"images encoded: {record['images_encoded']}, in {1000 * spans['images']:.0f} ms"
+            + (f" ({foreseen_ms:.0f} ms foreseen)" if foreseen_ms > 0 else "")
+        )
     return lines
 
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
+from reprise.chat.images import images_in
 from reprise.chat.messages.system_placement import Placement
 from reprise.chat.request import Message
 from reprise.chat.scan import common_length
@@ -76,7 +77,11 @@ class AbridgedChat:
         if self._stretch is None:
             return None
         first, stop = self._stretch.messages.start, self._stretch.messages.stop
-        if len(messages) <= stop or tuple(messages[:stop]) != self._context.request.messages[:stop]:
+        own = self._context.request.messages
+        if len(messages) <= stop or tuple(messages[:stop]) != own[:stop]:
+            return None
+        if len(images_in(messages)) != len(images_in(own)):
+            # Where images are numbered, those that are left out count.
             return None
         return self._placement.try_text(self._context, (*messages[:first], *messages[stop:]))
 

@@ -11,7 +11,7 @@ import copy
 import logging
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -144,12 +144,13 @@ class VlmModel(SeeingModel):
 class VlmReader:
     """The image side of a model of mlx-vlm (`ImageReader`): its processor, and what that made of the latest images."""
 
-    def __init__(self, processor: Any, *, marker: str, placeholder: int, merge: int) -> None:
+    def __init__(self, processor: Any, *, marker: str, placeholder: int, merge: int, numbering: _Numbering) -> None:
         """`merge`: patches that a placeholder stands for, in each direction."""
         self._processor = processor
         self._marker = marker
         self._placeholder = placeholder
         self._merge = merge
+        self._numbering = numbering
         self._expansions = LRUCache[bytes, ImageExpansion](maxsize=_MOST_EXPANSIONS)
         self._prepared = LRUCache[bytes, PreparedImage](_HANDED_OVER_NBYTES, getsizeof=lambda each: each.nbytes)
         self._own = Lock()
@@ -189,7 +190,9 @@ class VlmReader:
         try:
             with self._running:
                 inputs = _processed(self._processor, self._marker, picture)
-                return _expansion(self._processor, inputs, placeholder=self._placeholder, merge=self._merge)
+                return self._numbering.cut(
+                    *_expansion(self._processor, inputs, placeholder=self._placeholder, merge=self._merge)
+                )
         except Exception as error:
             # A processor may raise anything for a shape that it does not take.
             size = f"{picture.width} x {picture.height}"
@@ -244,12 +247,14 @@ def model_and_reader(
         placeholder = None if inputs is None else _find_placeholder(whole, inputs)
         if inputs is None or placeholder is None:
             continue
-        expansion, _ = _expansion(processor, inputs, placeholder=placeholder, merge=merge)
+        expansion, prepared = _expansion(processor, inputs, placeholder=placeholder, merge=merge)
         # Some models count only what stands between the marks that the template writes.
         positions = _positions(whole, _processed(processor, written, picture), expansion)
         sight = Sight(source=SOURCE, positions=positions, both_ways=_both_ways(config), files=files)
         model = VlmModel(whole, sight, placeholder=placeholder)
-        return model, VlmReader(processor, marker=marker, placeholder=placeholder, merge=merge)
+        model.sight = replace(sight, row_nbytes=model.encode(prepared).nbytes // len(prepared.places))
+        numbering = _numbering(processor, marker, picture, expansion.tokens)
+        return model, VlmReader(processor, marker=marker, placeholder=placeholder, merge=merge, numbering=numbering)
     raise LoadFailed("its chat template has no place for images, or its processor does not know how to fill it.")
 
 
@@ -263,9 +268,9 @@ def _both_ways(config: Mapping[str, Any]) -> frozenset[type[KvKind]]:
 # What the processor makes of an image.
 
 
-def _processed(processor: Any, text: str, picture: Pictures.Image) -> dict[str, Any]:
-    """What the processor makes of a text with one image, as plain arrays: MLX's would be bound to this thread."""
-    made = vlm_utils.prepare_inputs(processor, images=[picture], prompts=text)
+def _processed(processor: Any, text: str, *pictures: Pictures.Image) -> dict[str, Any]:
+    """What the processor makes of a text with images, as plain arrays: MLX's would be bound to this thread."""
+    made = vlm_utils.prepare_inputs(processor, images=list(pictures), prompts=text)
     return {name: _plain(value) for name, value in made.items() if value is not None}
 
 
@@ -311,6 +316,54 @@ def _expansion(
         text_after=_text(tokenizer, tokens[high + 1 :], around),
     )
     return expansion, PreparedImage(inputs=inputs, first=low, places=places)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Numbering:
+    """How a processor numbers the images of a prompt: the number stands behind `text`, `num` tokens in all.
+
+    None of them where it does not.
+    """
+
+    text: str = ""
+    num: int = 0
+    counts_from: int | None = None
+
+    def cut(self, expansion: ImageExpansion, prepared: PreparedImage) -> tuple[ImageExpansion, PreparedImage]:
+        """The same with the number in the text before the image's run, which is then the same in every prompt."""
+        num, counts_from = self.num, self.counts_from
+        text = expansion.text_before + self.text
+        return (
+            replace(expansion, tokens=expansion.tokens[num:], text_before=text, counts_from=counts_from),
+            replace(prepared, first=prepared.first + num, places=prepared.places - num),
+        )
+
+
+def _numbering(processor: Any, marker: str, picture: Pictures.Image, run: Tokens) -> _Numbering:
+    """What differs between the runs of a prompt's first two images. Raises LoadFailed for what is no number.
+
+    `run`: the image's if it is the only one.
+    """
+    try:
+        both = _tokens(_processed(processor, marker * 2, picture, picture))
+    except Exception as error:
+        # A processor may raise anything for a second image.
+        log.debug("the processor takes no second image: %r", error)
+        return _Numbering()
+    starts = np.flatnonzero(both == run[0]).tolist()
+    firsts = [start for start in starts if np.array_equal(both[start : start + len(run)], run)]
+    if len(firsts) > 1:
+        return _Numbering()
+    tokenizer = getattr(processor, "tokenizer", processor)
+    for start in starts:
+        second = both[start : start + len(run)]
+        differs = np.flatnonzero(second != run) if len(second) == len(run) else np.empty(0)
+        if len(differs) == 1 and start not in firsts:
+            at = int(differs[0])
+            here, there = (_text(tokenizer, tokens[at : at + 1], set()).strip() for tokens in (run, second))
+            if here.isdecimal() and there == str(int(here) + 1):
+                return _Numbering(text=_text(tokenizer, run[:at], set()), num=at + 1, counts_from=int(here))
+    raise LoadFailed("it tells the images of a prompt apart in a way that is not known here.")
 
 
 def _text(tokenizer: Any, tokens: Tokens, around: set[int]) -> str:

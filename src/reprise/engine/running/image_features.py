@@ -1,13 +1,14 @@
 """What the tower made of images, kept by their digests, and what a pass over their placeholders is told.
 
-Features can be computed again, so they are the first to go where memory is short. Those that a request still needs are
-the very last, behind all that the cache holds: if it is preempted or audited, its images are not encoded again.
+Features can be computed again, so they are the first to go where memory is short. Those that a request holds stay until
+it ends, as a part of what it was admitted with: if it is preempted or audited, its images are not encoded again. Only
+where a request is alone and has no room do they go, but for those that it has still to be prefilled with.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 import mlx.core as mx
 import numpy as np
@@ -26,12 +27,13 @@ MOST_KEPT_NBYTES = 256 << 20
 class FeatureCache:
     """Features by the digests of their images, least recently used first. Charged to `Account.IMAGES`."""
 
-    def __init__(self, memory: Memory, *, most_nbytes: int = MOST_KEPT_NBYTES) -> None:
+    def __init__(self, memory: Memory, *, most_nbytes: int = MOST_KEPT_NBYTES, row_nbytes: int = 0) -> None:
+        """`row_nbytes`: of the features of a placeholder, as far as it is known."""
         self._memory = memory
         self._most_nbytes = most_nbytes
         self._kept: OrderedDict[bytes, ImageFeatures] = OrderedDict()
         self._holders: dict[bytes, set[str]] = {}
-        self._row_nbytes = 0
+        self._row_nbytes = row_nbytes
         self.num_encoded = 0
         """Runs of the tower."""
 
@@ -51,14 +53,29 @@ class FeatureCache:
         """Whether the features of an image are kept."""
         return image.digest in self._kept
 
+    @property
+    def held_nbytes(self) -> int:
+        """Bytes of what requests hold."""
+        return sum(self._kept[digest].nbytes for digest in self._holders if digest in self._kept)
+
+    def nbytes_to_hold(self, images: Iterable[PromptImage]) -> int:
+        """Upper bound of what `held_nbytes` grows by if a request holds all of these, as far as sizes are known."""
+        nums = {each.image.digest: len(each.span) for each in images}
+        held = self._holders.keys() & self._kept.keys()
+        return self._row_nbytes * sum(num for digest, num in nums.items() if digest not in held)
+
     def hold(self, images: Iterable[PromptImage], *, holder: str) -> None:
         """Keep what there is of these images for the request that needs them."""
         for each in images:
             self.find(each.image, holder=holder)
 
-    def make_room(self, num_rows: int) -> None:
-        """Reclaim memory for an image of `num_rows` placeholders, as far as their size is known."""
-        self._memory.reserve(num_rows * self._row_nbytes)
+    def most_nbytes_of_one(self, spans: Iterable[Span]) -> int:
+        """Upper bound of the features of the largest of these images, as far as their size is known."""
+        return self._row_nbytes * max(map(len, spans), default=0)
+
+    def make_room(self, num_rows: int) -> bool:
+        """Reclaim memory for an image of `num_rows` placeholders. False if it does not fit."""
+        return self._memory.reserve(num_rows * self._row_nbytes)
 
     def keep(self, image: ImageFile, features: ImageFeatures, *, holder: str | None = None) -> None:
         """Keep what the tower has just made of an image."""
@@ -90,17 +107,18 @@ class FeatureCache:
         while self.release_one():
             pass
 
-    def release_needed(self) -> bool:
-        """Drop features that a request will have encoded again: where nothing else is left to free."""
-        if self._kept:
-            self._drop(next(iter(self._kept)))
-            return True
-        return False
+    def release_held(self, needed: Collection[ImageFile]) -> bool:
+        """Drop features of a request's image that is none of `needed`: where nothing else is left to free."""
+        digests = {image.digest for image in needed}
+        free = next((digest for digest in self._kept if digest not in digests), None)
+        if free is not None:
+            self._drop(free)
+        return free is not None
 
     def clear(self) -> None:
         """Drop all features."""
-        while self.release_needed():
-            pass
+        for digest in list(self._kept):
+            self._drop(digest)
 
     def check(self) -> None:
         """AssertionError unless the account is right."""

@@ -38,13 +38,15 @@ class Sight:
     """Facts of a model that sees.
 
     `source`: what runs it ("mlx-vlm 0.7.10"). `both_ways`: the kinds of layers in which the placeholders of an image
-    see each other both ways. `files`: a digest of the files from which its processor was made.
+    see each other both ways. `files`: a digest of the files from which its processor was made. `row_nbytes`: of the
+    features of a placeholder, as a trial found.
     """
 
     source: str
     positions: Positions
     both_ways: frozenset[type[KvKind]] = frozenset()
     files: str = ""
+    row_nbytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
