@@ -309,6 +309,10 @@ def test_running_printing_writing_and_undoing(tmp_path: Path) -> None:
             2,
             "reprise: aider is not installed: uv tool install aider-chat\n",
         )
+        lines = here(home, "--url", url, "pi", "--print").stdout.splitlines()
+        remarks = [line.removeprefix("#") for line in lines[:-1]]
+        assert remarks[0].startswith(f" in {home / '.pi/agent/models.json'}")
+        assert "reprise" in json.loads("\n".join(remarks[1:]))["providers"] and lines[-1].startswith("pi --provider")
         unknown = here(home, "--url", url, "pi")
         assert unknown.exit_code == 2 and "`reprise launch pi --write` adds this one" in unknown.stderr
         unwritten = here(home, "--url", url, "copilot", "--write")

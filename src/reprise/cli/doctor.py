@@ -371,5 +371,6 @@ def _suggested() -> str:
     found = suggestion(room)
     if found is None:
         return f" {nbytes_text(room)} for models hold none of those that we know."
-    chats = f"{found.num_chats(room)} chats of {CHAT // 1024}k tokens"
+    num = found.num_chats(room)
+    chats = f"{num} {'chat' if num == 1 else 'chats'} of {CHAT // 1024}k tokens"
     return f" In this memory: `reprise serve {found.id}` ({nbytes_text(found.nbytes)}, about {chats} beside it)."

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from ipaddress import ip_address
@@ -81,6 +81,7 @@ def launch(
             if writes:
                 _write(backups, agent, chosen, server)
             elif prints:
+                typer.echo("".join(_settings_as_remarks(chosen, server)), nl=False)
                 typer.echo("\n".join(_extended(chosen.command(server), context.args).lines()))
             else:
                 _check_settings(agent, chosen, server)
@@ -125,6 +126,13 @@ def _settings(name: str, agent: Agent, server: ServerAddress) -> tuple[Path, byt
         return file, now, agent.edited(now.decode(), server).encode()
     except (OSError, ValueError) as error:
         refuse(f"{file} cannot be changed: {error}. `reprise launch {name} --print` prints the settings instead.")
+
+
+def _settings_as_remarks(agent: Agent, server: ServerAddress) -> Iterator[str]:
+    """What the settings file of an agent has to have, as remarks for a shell, where nothing else names the server."""
+    if agent.needs_settings and agent.edited is not None:
+        yield f"# in {agent.settings_file(os.environ, Path.home())}, beside what is there (--write does so):\n"
+        yield from (f"#   {line}\n" for line in agent.edited("", server).splitlines())
 
 
 def _check_settings(name: str, agent: Agent, server: ServerAddress) -> None:
