@@ -29,6 +29,7 @@ FAMILIES = (
     "glm4v",
     "internvl_chat",
     "minicpmv4_6",
+    "kimi_vl",
 )
 NUM_KEPT = 24
 """Positions of which the logits are kept: the last of each image, and others at like distances."""
@@ -57,6 +58,8 @@ def give(folder: Path, family: str) -> None:
             # One matrix in mlx-vlm, three in transformers.
             three = zip("qkv", mx.split(array, 3), strict=True)
             named = {name.replace("qkv", f"{letter}_proj"): part for letter, part in three}
+        elif config["model_type"] == "kimi_vl" and ".wqkv." in name:
+            named = {name.replace("wqkv", f"{letter}_proj"): part for letter, part in _in_halves(array, config).items()}
         else:
             named = {name: array}
         for each, part in named.items():
@@ -98,9 +101,30 @@ def _their_config(config: dict[str, Any], *, placeholder: int, is_tied: bool) ->
         case "minicpmv4_6":
             tower = {**theirs["vision_config"], "insert_layer_id": theirs["insert_layer_id"]}
             theirs |= {"vision_config": tower, "image_token_id": placeholder}
+        case "kimi_vl":
+            # In transformers there is its successor, with the same tower, projector and text model.
+            tower = theirs["vision_config"]
+            sides = {"pos_emb_height": tower["init_pos_emb_height"], "pos_emb_width": tower["init_pos_emb_width"]}
+            theirs |= {
+                "model_type": "kimi_k25",
+                "vision_config": {**tower, **sides, "model_type": "kimi_k25_vision"},
+                "projection_hidden_size": tower["hidden_size"],
+                "image_token_id": placeholder,
+            }
         case _:
             pass
     return theirs
+
+
+def _in_halves(array: Any, config: dict[str, Any]) -> dict[str, Any]:
+    """Queries, keys and values of Kimi's tower. It rotates neighbours, and in transformers the halves of a head."""
+    import mlx.core as mx  # noqa: PLC0415
+
+    parts, num_heads = dict(zip("qkv", mx.split(array, 3), strict=True)), config["vision_config"]["num_heads"]
+    for letter in "qk":
+        pairs = parts[letter].reshape(num_heads, -1, 2, *array.shape[1:])
+        parts[letter] = pairs.swapaxes(1, 2).reshape(parts[letter].shape)
+    return parts
 
 
 def _with_joined_experts(weights: dict[str, Any]) -> dict[str, Any]:
@@ -138,6 +162,21 @@ _INTERNVL = {
 }
 """Names in OpenGVLab's files and mlx-vlm, and in transformers."""
 
+_KIMI = {
+    "vision_tower.blocks.": "model.vision_tower.layers.",
+    "vision_tower.patch_embed.pos_emb.weight": "model.vision_tower.patch_embed.pos_emb.position_embeddings",
+    "vision_tower.patch_embed.proj.": "model.vision_tower.patch_embed.proj.",
+    "vision_tower.final_layernorm.": "model.vision_tower.final_layernorm.",
+    ".attn.wo.": ".attn.proj.",
+    ".norm1.": ".norm2.",
+    ".norm0.": ".norm1.",
+    ".fc1.": ".fc2.",
+    ".fc0.": ".fc1.",
+    "multi_modal_projector.": "model.mm_projector.",
+    ".linear_1.": ".in_proj.",
+    ".linear_2.": ".out_proj.",
+}
+
 
 def _theirs(kind: str, name: str, array: Any) -> tuple[str, Any]:
     """A weight of mlx-vlm under its name and in its layout in transformers."""
@@ -165,8 +204,8 @@ def _theirs(kind: str, name: str, array: Any) -> tuple[str, Any]:
     name = name.replace("language_model.lm_head", "lm_head").replace("language_model.model", "model.language_model")
     if kind.startswith(("qwen", "glm")):
         return name.replace("vision_tower", "model.visual"), array
-    if kind == "internvl_chat":
-        for ours, theirs in _INTERNVL.items():
+    if kind in ("internvl_chat", "kimi_vl"):
+        for ours, theirs in (_INTERNVL if kind == "internvl_chat" else _KIMI).items():
             name = name.replace(ours, theirs)
         return name, array
     if kind == "minicpmv4_6":
@@ -237,6 +276,9 @@ def _inputs(folder: Path, raw: dict[str, Any]) -> dict[str, Any]:
     if "image_grid_thw" in named:
         named["image_grid_thw"] = named["image_grid_thw"].long()
     is_image = (named["input_ids"] == raw.get("image_token_id", raw.get("image_token_index", -1))).long()
+    if kind == "kimi_k25":
+        grids = named.pop("image_grid_hws").long()
+        named["image_grid_thw"] = torch.cat([torch.ones_like(grids[:, :1]), grids], dim=1)
     if kind == "internvl":
         named["pixel_values"] = named["pixel_values"].flatten(0, -4)
     if kind == "gemma3":

@@ -88,8 +88,12 @@ def as_vlm_reads_it(family: str, *images: ImageFile) -> tuple[Prompt, np.ndarray
 
 def compared_pictures(family: str) -> tuple[ImageFile, ...]:
     """The pictures of the prompt whose logits are compared with transformers'."""
-    # Of the tower's own size: for others, GLM's positions are found in another way by mlx-vlm (`docs/images.md`).
-    return (picture(1, 112, 112), picture(2, 112, 112)) if family == "glm4v" else (picture(1), picture(2, 64, 128))
+    # Of the tower's own size: for others, mlx-vlm interpolates positions in another way (`docs/images.md`).
+    return (
+        (picture(1, 112, 112), picture(2, 112, 112))
+        if family in ("glm4v", "kimi_vl")
+        else (picture(1), picture(2, 64, 128))
+    )
 
 
 def a_seeing_job(prompt: Prompt, *, num: int = 8, **more: Any) -> Job:

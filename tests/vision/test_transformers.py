@@ -36,6 +36,8 @@ BOUNDS = {
     "glm4v": 5e-5,
     # mlx-vlm has the tanh approximation of GELU in the merger, transformers the exact one.
     "minicpmv4_6": 1e-3,
+    # Its successor in transformers, with the same parts; its tower approximates GELU, and mlx-vlm's is exact.
+    "kimi_vl": 1e-4,
 }
 """Of the difference, relative to the largest logit."""
 
