@@ -130,9 +130,10 @@ class GuessedSide:
         worker.runner.guess = noted  # type: ignore[method-assign]
         verify = worker.runner.verify
 
-        def counted(live: LiveSequence, draft: Sequence[int]) -> TokenResult | TokenFailure:
+        def counted(lives: Sequence[LiveSequence], drafts: Sequence[Sequence[int]]) -> list[TokenResult | TokenFailure]:
+            (live,), (draft,) = lives, drafts
             self.counts.cost += self._costs.relative(1 + len(live.unfed) + len(draft)) - 1
-            return verify(live, draft)
+            return verify(lives, drafts)
 
         worker.runner.verify = counted  # type: ignore[method-assign]
 

@@ -5,7 +5,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reprise.core.backend import DraftSource
-from reprise.drafts.benefit import PASS_SIZES, AcceptanceRates, DraftAccount, DraftCosts, PassCosts, best_length
+from reprise.drafts.benefit import (
+    PASS_SIZES,
+    AcceptanceRates,
+    DraftAccount,
+    DraftCosts,
+    DraftedLine,
+    PassCosts,
+    best_length,
+    best_size,
+)
 
 
 def costs(**ms: float) -> PassCosts:
@@ -148,3 +157,21 @@ def test_rates_follow_what_is_seen_and_forget_it_when_they_are_not_used() -> Non
     for _ in range(40):
         rates.note(DraftSource.HISTORY, 4, accepted=7, drafted=7)
     assert rates.of(DraftSource.HISTORY, 4) > 0.9
+
+
+def test_requests_are_drafted_for_together_where_the_pass_over_all_of_them_pays() -> None:
+    def size(*lines: DraftedLine, known: PassCosts = FLAT, rewinds: bool = True, most: int = 32) -> int:
+        return best_size(lines, known, rewinds=rewinds, sizes=PASS_SIZES, most=most)
+
+    good, poor, none = DraftedLine(1, 40, 0.9), DraftedLine(1, 40, 0.1), DraftedLine(1, 0, 0.0)
+    assert (size(good, good), size(good, none)) == (32, 16)
+    assert size(good, good, most=7) == 7
+    assert size(DraftedLine(1, 3, 0.9), none) == 4
+    assert size(none, none) == size(good, good, known=LINEAR) == 0
+    # What one line saves, the others must not lose: two tokens a pass for two that each cost 1.5.
+    dear = costs(m1=10, m2=15, m4=20, m8=40)
+    assert size(good, good, known=dear) > 0
+    assert size(good, poor, poor, poor, known=dear) == 0
+    # Those to be fed again have room, and what recurrent layers feed again has its price.
+    assert size(DraftedLine(6, 10, 0.9), good) >= 6
+    assert size(poor, poor, known=dear, rewinds=False) == 0

@@ -23,10 +23,20 @@ from reprise.memory import Memory
 class SteppedEngine:
     """Passes of `differ_from` tokens or more give other logits, by `by`, and each takes what `cost_of` says."""
 
-    def __init__(self, *, differ_from: int = 99, by: float = 1.0, context: int | None = None, tile: int = 8) -> None:
+    def __init__(
+        self,
+        *,
+        differ_from: int = 99,
+        by: float = 1.0,
+        context: int | None = None,
+        tile: int = 8,
+        together_from: int = 99,
+    ) -> None:
         self.loaded = SimpleNamespace(context=context, vocab_size=50)
         self.now_s = 0.0
         self.differ_from, self.by, self.tile = differ_from, by, tile
+        self.together_from = together_from
+        """From how many tokens of all rows on passes over several rows give other logits."""
         self.fed: Counter[int] = Counter()
         self.num_begun = 0
         self.num_live = 0
@@ -58,6 +68,18 @@ class SteppedEngine:
         live.at += len(chunk)
         return found
 
+    def logits_together(self, lives: list[SimpleNamespace], chunks: list[Tokens]) -> mx.array:
+        num = len(lives) * len(chunks[0])
+        self.now_s += 0.01 * -(-num // self.tile)
+        logits = np.zeros((len(lives), len(chunks[0]), 50), dtype=np.float32)
+        for row, (live, chunk) in enumerate(zip(lives, chunks, strict=True)):
+            logits[row, np.arange(len(chunk)), chunk % 50] = 1.0
+            live.at += len(chunk)
+        if num >= self.together_from:
+            # Of the last row alone: all of them count.
+            logits[-1, :, 3] += self.by
+        return mx.array(logits)
+
     def logits_undone(self, live: SimpleNamespace, chunk: Tokens) -> mx.array:
         self.fed[len(chunk)] += 1
         self.now_s += 0.01 * -(-len(chunk) // self.tile)
@@ -72,7 +94,13 @@ class SteppedEngine:
 
 def tried(engine: SteppedEngine, *, tolerance: float = NEAR_TIE) -> int:
     costs = PassCosts(TRIED_SIZES)
-    trial = PassTrial(cast(Runner, engine), TRIED_SIZES, tolerance=tolerance, note=costs.note, clock=engine.clock)
+    trial = PassTrial(
+        cast(Runner, engine),
+        TRIED_SIZES,
+        tolerance=tolerance,
+        note=lambda num_rows, num, seconds: costs.note(num, seconds),
+        clock=engine.clock,
+    )
     while not trial.is_over:
         trial.advance()
     assert engine.num_live == 0
@@ -122,10 +150,17 @@ def test_passes_are_bounded_and_counted() -> None:
     assert engine.num_begun == 33
 
 
-def decided(engine: SteppedEngine, **settings: Any) -> tuple[bool, Drafts, int]:
+def decided(engine: SteppedEngine, *, most_rows: int = 1, **settings: Any) -> tuple[bool, Drafts, int]:
     """Whether nothing can be drafted, the drafts, and the number of steps."""
     drafts = Drafts(rewinds=True, sizes=(1,))
-    trial = DraftTrial(cast(Runner, engine), Memory(), drafts, Settings(model="any", **settings), clock=engine.clock)
+    trial = DraftTrial(
+        cast(Runner, engine),
+        Memory(),
+        drafts,
+        Settings(model="any", **settings),
+        clock=engine.clock,
+        most_rows=most_rows,
+    )
     for number in range(1, 1000):
         if trial.step():
             return True, drafts, number
@@ -148,6 +183,24 @@ def test_where_each_token_costs_a_pass_nothing_is_drafted() -> None:
 def test_where_no_pass_gives_the_same_nothing_is_drafted() -> None:
     is_off, drafts, steps = decided(SteppedEngine(differ_from=2))
     assert is_off and drafts.sizes == (1,) and steps < 60
+
+
+def test_groups_draft_with_the_passes_that_are_the_same_and_save_time() -> None:
+    _, drafts, _ = decided(SteppedEngine(tile=16), most_rows=8)
+    assert {num: drafts.group(num).sizes for num in (2, 3, 4)} == {2: (1, 8), 3: (1, 5, 8), 4: (1, 4, 8)}
+    assert drafts.group(4).costs.relative(8) == pytest.approx(2)
+    # More were not tried, and one row has what it has alone.
+    assert drafts.group(5).sizes == (1,) and drafts.sizes == (1, 16, 32)
+    _, drafts, _ = decided(SteppedEngine(tile=16, together_from=12), most_rows=8)
+    assert {num: drafts.group(num).sizes for num in (2, 3, 4)} == {2: (1, 5), 3: (1, 3), 4: (1, 2)}
+
+
+def test_what_decodes_alone_tries_no_groups() -> None:
+    engine = SteppedEngine()
+    _, drafts, _ = decided(engine)
+    assert engine.num_begun == 33 and drafts.group(2).sizes == (1,)
+    _, drafts, _ = decided(SteppedEngine(), most_rows=2)
+    assert drafts.group(2).sizes[-1] == 8 and drafts.group(3).sizes == (1,)
 
 
 def test_a_slow_device_uses_what_was_tried_in_time() -> None:

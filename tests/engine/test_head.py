@@ -309,6 +309,41 @@ def test_no_more_than_some_tokens_wait_and_their_bytes_are_counted_and_foreseen(
     assert gap(entries(live.rows), entries(fed(loaded, text))) < 1e-3
 
 
+@pytest.mark.parametrize("architecture", KINDS)
+def test_rows_of_which_different_numbers_were_undone_guess_as_alone(architecture: str) -> None:
+    loaded = loaded_with_head(architecture)
+    starts, taken = (40, 31, 25), (2, 6, 0)
+    rows, *others = [fed(loaded, TOKENS[:start]) for start in starts]
+    rows.join(others)
+    before = rows.save_recurrent()
+    rows.forward(loaded.model, mx.array(np.stack([TOKENS[start : start + 6] for start in starts])))
+    # Recurrent rows return as a whole.
+    kept = taken if loaded.blueprint.rewinds else (0, 6, 0)
+    rows.undo_last([6 - num for num in kept], before)
+    mx.eval(rows.arrays())
+    for row, (start, num) in enumerate(zip(starts, kept, strict=True)):
+        plain = fed(loaded, TOKENS[:start], *([TOKENS[start : start + num]] if num > 0 else []))
+        mine = rows.copy_rows([row])
+        assert gap(guesses(loaded, mine, 0, 5), guesses(loaded, plain, 0, 5)) < 1e-4
+
+
+@pytest.mark.parametrize("architecture", KINDS)
+def test_rows_that_keep_a_token_which_waits_have_its_entry_where_others_lose_theirs(architecture: str) -> None:
+    loaded = loaded_with_head(architecture)
+    starts, kept = (20, 11), (3, 2)
+    rows, *others = [fed(loaded, TOKENS[:start]) for start in starts]
+    rows.join(others)
+    before = rows.save_recurrent()
+    for _ in range(3):
+        before = rows.save_recurrent()
+        rows.forward(loaded.model, mx.array([[int(TOKENS[length])] for length in rows.lengths]))
+    rows.undo_last([3 - num for num in kept], before)
+    for row, (start, num) in enumerate(zip(starts, kept, strict=True)):
+        whole = fed(loaded, TOKENS[: start + num])
+        assert gap(entries(rows, row), entries(whole)) < 1e-4
+        assert gap(guesses(loaded, rows.copy_rows([row]), 0, 5), guesses(loaded, whole, 0, 5)) < 1e-4
+
+
 def test_what_is_stored_with_one_head_is_not_for_another(tmp_path: Path) -> None:
     """Their entries have the same shapes, so the fingerprint alone tells them apart."""
     directory = without_tensors_of_head("qwen3_5", tmp_path)
@@ -488,5 +523,5 @@ def test_of_a_pass_no_more_is_kept_than_the_last_hidden_state(architecture: str)
     job = Job(id="it", prompt=Prompt(tokens=as_tokens(short)), max_tokens=9, sampling=Sampling(temperature=0))
     runner.begin_decode(live, job)
     for draft in ((), (1, 2, 3)):
-        runner.verify(live, draft)
+        runner.verify([live], [draft])
         assert live.rows.hidden is not None and live.rows.hidden.recent is None

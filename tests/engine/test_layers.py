@@ -1,6 +1,7 @@
 """Each kind of layer alone, in random lives, against brute force: every token sees what its kind says, nothing else."""
 
 import copy
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -133,15 +134,15 @@ class Life:
             story.entries.pop()
 
     def guess(self) -> None:
-        """Single tokens come, and as many as were wrong are undone together."""
+        """Single tokens come, and those of each row that were wrong are undone together."""
         num = self.draw(st.integers(1, 9))
         self.layer.keep_visible(num)
         for _ in range(num):
             self.feed(1)
-        wrong = self.draw(st.integers(0, num))
+        wrong = [self.draw(st.integers(0, num)) for _ in self.stories]
         self.layer.undo_last(wrong)
-        for story in self.stories:
-            del story.entries[story.length - wrong :]
+        for story, num_wrong in zip(self.stories, wrong, strict=True):
+            del story.entries[story.length - num_wrong :]
 
     def check(self) -> None:
         assert self.layer.lengths == [story.length for story in self.stories]
@@ -173,6 +174,43 @@ def test_sequences_that_join_and_leave(name: str, data: st.DataObject) -> None:
 @given(data=st.data())
 def test_one_sequence(name: str, data: st.DataObject) -> None:
     live(ALONE[name], data.draw, joins=False)
+
+
+@pytest.mark.parametrize("name", JOINING)
+def test_rows_of_which_different_numbers_were_undone_go_on_apart(name: str) -> None:
+    rng, numbers = random.Random(0), Numbers()
+
+    def one(num: int) -> tuple[KvLayer, Story]:
+        layer, story = JOINING[name](), Story()
+        feed(layer, [story], [numbers.draw(num)])
+        return layer, story
+
+    def go_on(layer: KvLayer, stories: list[Story]) -> None:
+        for _ in range(12):
+            num = rng.choice((1, 2, 5, 40))
+            feed(layer, stories, [numbers.draw(num) for _ in stories])
+            wrong = [rng.randint(0, num) for _ in stories]
+            layer.undo_last(wrong)
+            for story, num_wrong in zip(stories, wrong, strict=True):
+                del story.entries[story.length - num_wrong :]
+            assert layer.lengths == [story.length for story in stories]
+            check_reads(layer, stories)
+
+    (layer, first), (second, third) = one(9), (one(4), one(13))
+    stories = [first, second[1], third[1]]
+    layer.join([second[0], third[0]])
+    go_on(layer, stories)
+    layer.keep_rows([2, 0])
+    stories = [stories[2], stories[0]]
+    go_on(layer, stories)
+    other, story = one(30)
+    other.join([layer])
+    stories = [story, *stories]
+    check_reads(other, stories)
+    go_on(other, stories)
+    other.take(1)
+    check_reads(other, stories[1:2])
+    go_on(other, stories[1:2])
 
 
 @pytest.mark.parametrize("name", ALL)

@@ -1,5 +1,6 @@
 """Drafts are verified: the answer is the one without them, and all layers stand where it does, whatever their kind."""
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -46,13 +47,13 @@ def drafted(bench: RunnerWithCache, job: Job, truth: Sequence[int], right: Seque
             (result,) = bench.runner.decode([live])
         else:
             # What a pass ahead has computed is undone.
-            result = bench.runner.verify(live, draft)
+            (result,) = bench.runner.verify([live], [draft])
         if isinstance(result, TokenFailure):
             raise result.error
         found.extend(result.sampled)
         stand_together(bench, live, job, found)
         if result.reason is not None:
-            bench.runner.catch_up(live)
+            bench.runner.catch_up([live])
             assert live.position == len(job.prompt) - 1 + len(found)
             bench.keep(live, job)
             bench.runner.stop(live)
@@ -99,10 +100,10 @@ def test_an_answer_ends_in_the_middle_of_a_draft_that_was_right(architecture: st
     bench = RunnerWithCache(architecture)
     seen: list[int] = []
     live = bench.begin(a_job(PROMPT, num=20, watch=lambda token: seen.append(token) or len(seen) == 7))
-    result = bench.runner.verify(live, truth[:12])
+    (result,) = bench.runner.verify([live], [truth[:12]])
     assert not isinstance(result, TokenFailure)
     assert (len(result.sampled), result.reason) == (7, FinishReason.STOP)
-    bench.runner.catch_up(live)
+    bench.runner.catch_up([live])
     assert live.position == len(PROMPT) - 1 + 7
 
 
@@ -137,10 +138,50 @@ def test_a_token_that_raises_leaves_the_sequence_where_it_was() -> None:
         bench = RunnerWithCache(architecture)
         truth = RunnerWithCache(architecture).tokens(PROMPT, num=24)
         live = bench.begin(a_job(PROMPT, num=24, constraint=Breaks))
-        result = bench.runner.verify(live, truth[:6])
+        (result,) = bench.runner.verify([live], [truth[:6]])
         assert isinstance(result, TokenFailure)
         assert live.position == len(PROMPT) - 1
         mx.eval(live.rows.arrays())
+
+
+@pytest.mark.parametrize("architecture", KINDS)
+@pytest.mark.parametrize("sampling", now_and_later([SAMPLED], [GREEDY, replace(SAMPLED, repetition_penalty=1.2)]))
+def test_rows_of_a_batch_verify_drafts_of_different_lengths(architecture: str, sampling: Sampling) -> None:
+    prompts = [PROMPT, [*PROMPT[:30], 11, 12], PROMPT[7:60]]
+    jobs = [a_job(prompt, num=num, sampling=sampling) for prompt, num in zip(prompts, (40, 13, 31), strict=True)]
+    truths = [[e.token for e in RunnerWithCache(architecture).events(job)] for job in jobs]
+    bench = RunnerWithCache(architecture)
+    lives = [bench.begin(job) for job in jobs]
+    found: list[list[int]] = [[], [], []]
+    running = [0, 1, 2]
+    seen: list[tuple[int, int]] = []
+    # How many tokens of each draft are right, before three wrong ones; -1: no draft. Rows end while others go on.
+    rounds = itertools.cycle([(3, 0, -1), (-1, 5, 2), (-1, -1, -1), (0, 1, 6), (9, -1, 0), (-1, -1, -1)])
+    while running:
+        drafts: list[list[int]] = []
+        for at, num in zip(running, itertools.compress(next(rounds), [i in running for i in range(3)]), strict=True):
+            left = truths[at][len(found[at]) :]
+            draft = [*left[: max(0, num)], *(1 + (t + 1) % 3 for t in left[max(0, num) :][:3])] if num >= 0 else []
+            drafts.append(draft[: len(left) - 1])
+        for result in bench.runner.decode([lives[at] for at in running], drafts=drafts):
+            assert not isinstance(result, TokenFailure), result
+            at = lives.index(result.live)
+            found[at] += [event.token for event in result.sampled]
+            seen += [(result.num_drafted, len(result.sampled))] if len(running) == 3 else []
+            assert found[at] == truths[at][: len(found[at])]
+            assert lives[at].position + len(lives[at].unfed) == len(prompts[at]) - 1 + len(found[at])
+            if result.reason is not None:
+                running.remove(at)
+                bench.runner.catch_up([lives[at]])
+                bench.keep(lives[at], jobs[at])
+                bench.runner.stop(lives[at])
+    assert found == truths
+    assert {(0, 1), (3, 1), (8, 6)} <= set(seen)
+    for prompt, truth in zip(prompts, truths, strict=True):
+        following = [*prompt, *truth, 9, 8, 7]
+        match = bench.cache.match(a_job(following).prompt.tokens)
+        assert bench.cache.resume_at(match, limit=len(following) - 1) >= len(prompt) + len(truth) - 1
+        assert bench.tokens(following, num=6) == RunnerWithCache(architecture).tokens(following, num=6)
 
 
 def test_sequences_with_rejected_drafts_join_a_batch() -> None:
@@ -151,7 +192,7 @@ def test_sequences_with_rejected_drafts_join_a_batch() -> None:
         lives = [bench.begin(a_job(prompt, num=16)) for prompt in (PROMPT, other)]
         found: list[list[int]] = [[], []]
         for number, live in enumerate(lives):
-            result = bench.runner.verify(live, [*truths[number][: 2 + number], 1, 2])
+            (result,) = bench.runner.verify([live], [[*truths[number][: 2 + number], 1, 2]])
             assert not isinstance(result, TokenFailure)
             found[number] += [event.token for event in result.sampled]
         for _ in range(5):

@@ -5,14 +5,18 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 import pytest
 
 from reprise.core.backend import DraftSource
 from reprise.core.events import FinishReason, Sampled
+from reprise.core.failpoints import ACTIONS, Failpoint
 from reprise.core.job import Sampling, Thinking
 from reprise.drafts.benefit import PASS_SIZES, PassCosts
+from reprise.drafts.drafter import GroupPasses
+from reprise.engine.states.sequence_batch import SequenceBatch
 from reprise.loop.worker import Worker
 from tests.loop.driving import GREEDY, DrivenEngine, SubmittedJob
 from tests.loop.test_reuse import words
@@ -42,6 +46,7 @@ class FreePasses(PassCosts):
 def make_passes_free(worker: Worker) -> None:
     assert worker.drafts is not None
     worker.drafts.costs = FreePasses()
+    worker.drafts.groups = {num: GroupPasses(PASS_SIZES, FreePasses()) for num in range(2, 5)}
 
 
 @pytest.fixture(scope="module", params=["llama", "gemma3_text", "qwen3_5", "mamba2"])
@@ -142,6 +147,41 @@ def test_requests_that_come_and_go_have_the_answers_that_they_have_alone(
         for number in (0, 1, 3):
             assert answers[number].tokens == expected[number]
         assert answers[2].tokens == expected[2][: len(answers[2].tokens)]
+    drafting.check()
+
+
+@pytest.mark.parametrize("sampling", now_and_later([SAMPLED], [GREEDY]))
+def test_requests_that_decode_together_are_drafted_for_in_one_pass(
+    pair: tuple[DrivenEngine, DrivenEngine], sampling: Sampling
+) -> None:
+    drafting, plain = pair
+    passes: list[tuple[int, int]] = []
+
+    def note(rows: SequenceBatch, tokens: mx.array) -> None:
+        passes.append(tuple(tokens.shape))
+
+    prompts = [words(755, 80), words(756, 70)]
+    expected = [plain.cold(prompt, num=48, sampling=sampling) for prompt in prompts]
+    for prompt, answer in zip(prompts, expected, strict=True):
+        assert drafting.run(prompt, num=48, sampling=sampling).tokens == answer
+    ACTIONS[Failpoint.FORWARD] = note
+    again = [each.wait() for each in drafting.submit_all(prompts, num=48, sampling=sampling)]
+    assert [each.tokens for each in again] == expected
+    together = [num for rows, num in passes if rows == 2]
+    # The 94 tokens behind the first ones take 47 passes without drafts, and a tenth of them with these.
+    assert len(together) <= 10 and max(together) > 8, passes
+    assert all(each.end.outcome.num_accepted > 30 for each in again)
+    drafting.check()
+
+
+def test_a_request_that_repeats_nothing_keeps_no_other_from_its_drafts(pair: tuple[DrivenEngine, DrivenEngine]) -> None:
+    drafting, plain = pair
+    known, new = words(757, 80), words(758, 70)
+    expected = [plain.cold(prompt, num=40, sampling=SAMPLED) for prompt in (known, new)]
+    drafting.run(known, num=40, sampling=SAMPLED)
+    both = [each.wait() for each in drafting.submit_all([known, new], num=40, sampling=SAMPLED)]
+    assert [each.tokens for each in both] == expected
+    assert both[0].end.outcome.num_accepted > 24
     drafting.check()
 
 

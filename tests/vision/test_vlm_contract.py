@@ -139,7 +139,7 @@ def test_every_pass_is_told_where_it_stands_and_nothing_is_read_off_the_model(fa
     said: list[int] = []
     logprobs: list[float] = []
     for draft in ((), (), (5, 6), (), (7, 7, 7), ()):
-        for result in runner.decode([live], draft=draft):
+        for result in runner.decode([live], drafts=[draft]):
             said += [sampled.token for sampled in result.sampled]  # type: ignore[union-attr]
     assert language._rope_deltas is lie
     assert language._position_ids is lies

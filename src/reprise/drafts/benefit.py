@@ -377,6 +377,53 @@ class AcceptanceRates:
 
 
 @dataclass(frozen=True, slots=True)
+class DraftedLine:
+    """What one of several sequences would have in a pass: tokens that it takes anyway, and a draft."""
+
+    num_fed: int
+    available: int
+    rate: float
+    """The probability that the next token of the draft is accepted."""
+
+    def num_drafted(self, size: int) -> int:
+        """The draft tokens that a pass over `size` tokens has room for."""
+        return min(self.available, size - self.num_fed)
+
+
+def best_size(lines: Sequence[DraftedLine], costs: PassCosts, *, rewinds: bool, sizes: Sequence[int], most: int) -> int:
+    """The tokens that one pass over all these lines has of each, for the most tokens per second; 0: without drafts.
+
+    Shorter lines are filled up. `costs`: of passes over so many sequences. `most`: tokens of the longest pass that
+    fits. Without drafts, what layers that do not rewind are still to be fed has a pass before the next one.
+    """
+    least = max(line.num_fed for line in lines)
+    best, speed = 0, _MARGIN * len(lines) / (1.0 if least == 1 else 1.0 + costs.relative(least - 1))
+    longest = min(most, max(line.num_fed + line.available for line in lines))
+    for size in {min(size, longest) for size in sizes if size <= costs.largest}:
+        if size < least or all(line.num_drafted(size) == 0 for line in lines):
+            continue
+        expected = [_expected(line.rate, line.num_drafted(size)) for line in lines]
+        cost = costs.relative(size)
+        if not rewinds:
+            kept = 1.0
+            for line in lines:
+                num = line.num_drafted(size)
+                kept *= line.rate**num if line.num_fed + num == size else 0.0
+            cost += (1 - kept) * (costs.relative(1 + round(max(expected))) - 1)
+        if sum(expected) / cost > speed:
+            best, speed = size, sum(expected) / cost
+    return best
+
+
+def _expected(rate: float, length: int) -> float:
+    """The tokens that a draft yields on average, with the one that the model samples after them.
+
+    Leviathan et al., "Fast Inference from Transformers via Speculative Decoding", 2023.
+    """
+    return (1 - rate ** (length + 1)) / (1 - rate)
+
+
+@dataclass(frozen=True, slots=True)
 class DraftLength:
     """How many tokens of a draft to verify, 0: none; and the tokens that brings in the time of one pass over one."""
 
@@ -399,10 +446,6 @@ def best_length(
     `available`: tokens of the draft. `num_fed`: tokens that the pass takes anyway, at least one. `rewinds`: whether
     layers can drop rejected tokens; if not, the tokens accepted before a rejection are fed again in the next pass.
     `step`: the cost of making one draft token, as a multiple of a pass over one token.
-
-    With acceptance probability p, k draft tokens yield (1 - p^(k+1)) / (1 - p) tokens on average, including the one
-    that the model samples after them (Leviathan et al., "Fast Inference from Transformers via Speculative Decoding",
-    2023).
     """
     best = DraftLength(0, 1 / costs.relative(num_fed))
     least = _MARGIN * best.speed
@@ -410,7 +453,7 @@ def best_length(
     for length in {min(available, size - num_fed) for size in sizes if size <= largest}:
         if length < 1:
             continue
-        expected = (1 - rate ** (length + 1)) / (1 - rate)
+        expected = _expected(rate, length)
         cost = costs.relative(num_fed + length) + length * step
         if not rewinds:
             again = costs.relative(1 + round(expected)) - 1

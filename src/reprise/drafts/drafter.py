@@ -10,7 +10,17 @@ from typing import Protocol
 from reprise.core.backend import DraftSource, DraftStatus, StoredText
 from reprise.core.outcome import Drafted
 from reprise.core.tokens import Tokens, as_tokens, join_tokens
-from reprise.drafts.benefit import PASS_SIZES, TEXTS, AcceptanceRates, DraftAccount, DraftLength, PassCosts, best_length
+from reprise.drafts.benefit import (
+    PASS_SIZES,
+    TEXTS,
+    AcceptanceRates,
+    DraftAccount,
+    DraftedLine,
+    DraftLength,
+    PassCosts,
+    best_length,
+    best_size,
+)
 from reprise.drafts.history import LONGEST_MATCH, NGRAMS, Continuation, TextEnd, TokenHistory
 from reprise.drafts.trail import CONFIRMED, Trail
 
@@ -76,6 +86,14 @@ class ComputedDrafts(Protocol):
     def draft(self, num: int) -> Draft | None:
         """Up to `num` tokens that may follow."""
         ...
+
+
+@dataclass(slots=True)
+class GroupPasses:
+    """The passes that verify drafts of so many sequences at once: their sizes, in tokens of each, and costs."""
+
+    sizes: tuple[int, ...]
+    costs: PassCosts
 
 
 EarlierTexts = Callable[[str], Sequence[StoredText] | None]
@@ -158,7 +176,10 @@ class Drafts:
         self._earlier = earlier
         self.rewinds = rewinds
         self.sizes = tuple(sizes)
+        self._first_sizes = self.sizes
         self.costs = PassCosts()
+        self.groups: dict[int, GroupPasses] = {}
+        """By the number of sequences, more than one."""
         self.rates = AcceptanceRates()
         self.num_drafted: Counter[DraftSource] = Counter()
         self.num_accepted: Counter[DraftSource] = Counter()
@@ -210,6 +231,12 @@ class Drafts:
             sizes=self.sizes,
             step=step_s / self.costs.one_s,
         )
+
+    def group(self, num: int) -> GroupPasses:
+        """The passes over `num` sequences, more than one."""
+        if num not in self.groups:
+            self.groups[num] = GroupPasses(self._first_sizes, PassCosts())
+        return self.groups[num]
 
     def clear(self, namespace: str | None = None) -> None:
         """Drop the history of a namespace, or of all."""
@@ -303,7 +330,7 @@ class RequestDrafts:
         """What would have been verified if its source did not rest."""
         self._broken: DraftAccount | None = None
         """Whose draft the last pass verified: the next one was not run ahead for it."""
-        self._drafts = drafts
+        self.shared = drafts
         self._prompt = prompt
         self._namespace = namespace
         self.num_read = 0
@@ -336,10 +363,10 @@ class RequestDrafts:
         """
         if self.num_read < stop:
             whole = len(self._prompt)
-            namespace = self._drafts.namespace(self._namespace)
+            namespace = self.shared.namespace(self._namespace)
             if not namespace.read_earlier():
                 self.num_read = namespace.read(self._prompt, self.num_read, stop, is_whole=stop == whole)
-            self._drafts.note_growth()
+            self.shared.note_growth()
 
     def accept(self, tokens: Sequence[int]) -> None:
         """Append these tokens to the answer."""
@@ -347,10 +374,10 @@ class RequestDrafts:
         if untried is not None:
             is_right = untried.tokens[0] == tokens[0]
             self._learn(untried, accepted=int(is_right), drafted=1)
-        self._drafts.note_answered(len(tokens))
+        self.shared.note_answered(len(tokens))
         if self._shadow is not None and self._shadow.follow(tokens):
-            account = self._drafts.accounts[self._shadow.draft.source]
-            account.note_unverified(1 + self._shadow.num_right, expected=self._drafts.costs.relative(self._shadow.size))
+            account = self.shared.accounts[self._shadow.draft.source]
+            account.note_unverified(1 + self._shadow.num_right, expected=self.shared.costs.relative(self._shadow.size))
             self._shadow = None
         if self._trail is not None:
             self._trail.follow(tokens)
@@ -363,8 +390,8 @@ class RequestDrafts:
         """The answer has ended: add it to the history."""
         if self._answer:
             answer = join_tokens(self._prompt[-_OVERLAP:], as_tokens(self._answer))
-            self._drafts.namespace(self._namespace).history.append(answer)
-            self._drafts.note_growth()
+            self.shared.namespace(self._namespace).history.append(answer)
+            self.shared.note_growth()
 
     def propose(self, *, num_fed: int, most: int, forced: Sequence[int] = (), is_chosen: bool = False) -> Draft | None:
         """A draft of at most `most` tokens, or None if none is worth a pass.
@@ -372,8 +399,8 @@ class RequestDrafts:
         `num_fed`: tokens that the pass takes anyway. `forced`: the next tokens if a grammar allows only these.
         `is_chosen`: a pass was run ahead, so this step verifies nothing, and nothing is computed for it.
         """
-        costs = self._drafts.costs
-        if len(self._drafts.sizes) == 1:
+        costs = self.shared.costs
+        if len(self.shared.sizes) == 1:
             # Until it is known which passes may verify, none is held back for them.
             self.holds_back = False
             return None
@@ -382,20 +409,29 @@ class RequestDrafts:
             return None
         draft = self._untried = self._find(most, forced)
         if draft is not None:
-            best = self._drafts.best_length(
-                len(draft.tokens), draft.source, draft.match, num_fed=num_fed, is_resumed=draft.is_resumed
-            )
-            if best.length > 0:
-                draft = replace(draft, tokens=draft.tokens[: best.length])
-                if not self._drafts.accounts[draft.source].is_overdrawn:
-                    return draft
-                if self._shadow is None:
-                    self._shadow = _Shadow(draft, num_fed)
+            draft = self._cut(draft, num_fed)
+            if draft is not None and not self._rests(draft, num_fed):
+                return draft
         self._num_in_vain += 1
         return None if self._computed is None else self._compute(self._computed, num_fed, most, is_chosen=is_chosen)
 
+    def _cut(self, draft: Draft, num_fed: int) -> Draft | None:
+        """What of a draft is worth a pass over this sequence alone."""
+        best = self.shared.best_length(
+            len(draft.tokens), draft.source, draft.match, num_fed=num_fed, is_resumed=draft.is_resumed
+        )
+        return replace(draft, tokens=draft.tokens[: best.length]) if best.length > 0 else None
+
+    def _rests(self, draft: Draft, num_fed: int) -> bool:
+        """Whether its source has lost too much lately: then it is only seen whether it is right."""
+        if not self.shared.accounts[draft.source].is_overdrawn:
+            return False
+        if self._shadow is None:
+            self._shadow = _Shadow(draft, num_fed)
+        return True
+
     def _compute(self, computed: ComputedDrafts, num_fed: int, most: int, *, is_chosen: bool) -> Draft | None:
-        drafts, step_s = self._drafts, computed.step_s
+        drafts, step_s = self.shared, computed.step_s
         if step_s is None or drafts.accounts[computed.source].is_overdrawn or not computed.is_ready:
             return None
         best = drafts.best_length(most, computed.source, computed.match, num_fed=num_fed, step_s=step_s)
@@ -411,7 +447,7 @@ class RequestDrafts:
 
         `num_fed`: tokens that the pass took besides the draft.
         """
-        drafts, costs = self._drafts, self._drafts.costs
+        drafts, costs = self.shared, self.shared.costs
         size = num_fed + (len(draft.tokens) if draft is not None else 0)
         costs.note(size, seconds)
         broken, self._broken = self._broken, None
@@ -419,18 +455,21 @@ class RequestDrafts:
             if broken is not None and costs.is_known:
                 broken.add(min(0.0, costs.relative(size) - costs.relative_of(size, seconds)))
             return
-        account = self._broken = drafts.accounts[draft.source]
-        account.note_verified(
+        self._broken = drafts.accounts[draft.source]
+        self._broken.note_verified(
             num_tokens,
             cost=costs.relative_of(size, seconds),
             expected=costs.relative(size),
             step=draft.seconds / costs.one_s,
         )
-        accepted = num_tokens - 1
+        self._count(draft, num_tokens, saved_s=num_tokens * costs.one_s - seconds - draft.seconds)
+
+    def _count(self, draft: Draft, num_tokens: int, *, saved_s: float) -> None:
+        """A pass has verified this draft and yielded `num_tokens`."""
+        drafts, accepted = self.shared, num_tokens - 1
         self._untried = None
         if self._computed is None or draft.source is not self._computed.source:
             self._num_in_vain = 0 if accepted > 0 else self._num_in_vain + 1
-        saved_s = num_tokens * drafts.costs.one_s - seconds - draft.seconds
         self.saved_s += saved_s
         self._learn(draft, accepted=accepted, drafted=len(draft.tokens))
         self.num_drafted[draft.source] += len(draft.tokens)
@@ -438,8 +477,32 @@ class RequestDrafts:
         drafts.note_verified(draft.source, num=len(draft.tokens), num_accepted=accepted, saved_s=saved_s)
 
     def _learn(self, draft: Draft, *, accepted: int, drafted: int) -> None:
-        rates = self._drafts.rates
+        rates = self.shared.rates
         rates.note(draft.source, draft.match, accepted=accepted, drafted=drafted, is_resumed=draft.is_resumed)
+
+    def candidate(self, *, num_fed: int, most: int, forced: Sequence[int]) -> Draft | None:
+        """A draft of at most `most` tokens to be verified beside those of other requests; see `propose_together`."""
+        draft = self._untried = self._find(most, forced) if most > 0 else None
+        if draft is None or self._rests(draft, num_fed):
+            self._num_in_vain += 1
+            return None
+        return draft
+
+    def drop(self) -> None:
+        """The candidate is not verified."""
+        self._num_in_vain += 1
+
+    def note_beside(self, draft: Draft | None, *, num_tokens: int, cost: float, expected: float, one_s: float) -> None:
+        """Record a pass over several sequences that yielded `num_tokens` of this one.
+
+        `cost` and `expected`: of the pass, and as it was estimated, as multiples of one over a single token of each;
+        what it cost more is shared by those that had a draft. `one_s`: seconds of that one.
+        """
+        self._broken = None
+        if draft is not None:
+            account = self.shared.accounts[draft.source]
+            account.note_verified(num_tokens, cost=cost, expected=expected, step=0.0)
+            self._count(draft, num_tokens, saved_s=(num_tokens - cost) * one_s)
 
     def _find(self, most: int, forced: Sequence[int]) -> Draft | None:
         found = None if self._is_skipped else self._look_up(most)
@@ -460,8 +523,8 @@ class RequestDrafts:
     def _look_up(self, most: int) -> Draft | None:
         self._read_answer()
         tail = TextEnd(self._tail)
-        num = min(most, max(self._drafts.sizes))
-        history = self._drafts.namespace(self._namespace).history
+        num = min(most, max(self.shared.sizes))
+        history = self.shared.namespace(self._namespace).history
         own, earlier = self._own.find(tail, num=num), history.find(tail, num=num)
         # What was cleared is not followed any longer.
         if self._trail is not None and self._trail.history not in (self._own, history):
@@ -490,7 +553,7 @@ class RequestDrafts:
         """Whether the text that the answer was in is more likely to continue than what an n-gram finds."""
         if not followed.is_resumed:
             return followed.match >= found.match
-        rates = self._drafts.rates
+        rates = self.shared.rates
         return rates.of(followed.source, followed.match, is_resumed=True) > rates.of(found.source, found.match)
 
     def _source(self, found: Continuation) -> DraftSource:
@@ -500,3 +563,70 @@ class RequestDrafts:
         if len(self._answer) - self._num_own >= _READ_ANSWER:
             self._own.append(as_tokens(self._answer[self._num_own :]), follows=True)
             self._num_own = len(self._answer)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodingRow:
+    """A request that decodes in one pass with others."""
+
+    drafts: RequestDrafts
+    num_fed: int
+    """Tokens that the pass takes anyway."""
+    most: int
+    """The most tokens of a draft."""
+    forced: Sequence[int] = ()
+    """The next tokens if a grammar allows only these."""
+
+
+def propose_together(rows: Sequence[DecodingRow], *, most: int) -> list[Draft | None]:
+    """A draft of each of several requests that decode in one pass, so that this pays; None where one has none.
+
+    Looked up in text or forced by a grammar: what computes drafts works on one sequence. `most`: tokens of each row in
+    the longest pass that fits.
+    """
+    drafts = rows[0].drafts.shared
+    passes = drafts.group(len(rows))
+    costs = passes.costs
+    may_draft = len(passes.sizes) > 1
+    for row in rows:
+        # Passes over one token are measured as they are without one that was run ahead.
+        row.drafts.holds_back = may_draft and costs.wants_single
+    nothing: list[Draft | None] = [None] * len(rows)
+    if not may_draft or costs.wants_single or not costs.is_known:
+        return nothing
+    found = [row.drafts.candidate(num_fed=row.num_fed, most=row.most, forced=row.forced) for row in rows]
+    lines = [_line(drafts, row, draft) for row, draft in zip(rows, found, strict=True)]
+    size = best_size(lines, costs, rewinds=drafts.rewinds, sizes=passes.sizes, most=most)
+    for at, (row, line, draft) in enumerate(zip(rows, lines, found, strict=True)):
+        if draft is None:
+            continue
+        num = line.num_drafted(size) if size > 0 else 0
+        found[at] = replace(draft, tokens=draft.tokens[:num]) if num > 0 else None
+        if num == 0:
+            row.drafts.drop()
+    return found
+
+
+def _line(drafts: Drafts, row: DecodingRow, draft: Draft | None) -> DraftedLine:
+    if draft is None:
+        return DraftedLine(row.num_fed, 0, 0.0)
+    rate = drafts.rates.of(draft.source, draft.match, is_resumed=draft.is_resumed)
+    return DraftedLine(row.num_fed, len(draft.tokens), rate)
+
+
+def note_together(
+    rows: Sequence[DecodingRow], made: Sequence[Draft | None], num_tokens: Sequence[int], *, seconds: float
+) -> None:
+    """Record a pass over these requests that took `seconds` and yielded so many tokens of each."""
+    costs = rows[0].drafts.shared.group(len(rows)).costs
+    size = max(row.num_fed + (0 if draft is None else len(draft.tokens)) for row, draft in zip(rows, made, strict=True))
+    num_drafted = sum(draft is not None for draft in made)
+    if num_drafted == 0 and size > 1:
+        return  # Two passes: one for what was still to be fed.
+    costs.note(size, seconds)
+    if not costs.is_known:
+        return
+    share = len(rows) / max(1, num_drafted)
+    cost, expected = (1 + (each - 1) * share for each in (costs.relative_of(size, seconds), costs.relative(size)))
+    for row, draft, num in zip(rows, made, num_tokens, strict=True):
+        row.drafts.note_beside(draft, num_tokens=num, cost=cost, expected=expected, one_s=costs.one_s)

@@ -7,8 +7,8 @@ import logging
 from reprise.core.clock import Clock
 from reprise.core.settings import AUTO, DRAFTS_ALWAYS, DRAFTS_EXACT, OFF, Settings
 from reprise.drafts.benefit import PASS_SIZES, TRIED_SIZES, PassCosts
-from reprise.drafts.drafter import Drafts, EarlierTexts
-from reprise.engine.running.pass_trial import NEAR_TIE, SHORT, PassTrial
+from reprise.drafts.drafter import Drafts, EarlierTexts, GroupPasses
+from reprise.engine.running.pass_trial import MOST_ROWS, NEAR_TIE, SHORT, PassTrial
 from reprise.engine.running.runner import Runner
 from reprise.memory import Account, Memory
 from reprise.quiet import why_quiet
@@ -42,10 +42,21 @@ def tolerance_of(mode: str) -> float:
 class DraftTrial:
     """Sets the sizes of a model's drafts, and what passes of them cost, by a trial that gives way to any request."""
 
-    def __init__(self, runner: Runner, memory: Memory, drafts: Drafts, settings: Settings, *, clock: Clock) -> None:
+    def __init__(
+        self,
+        runner: Runner,
+        memory: Memory,
+        drafts: Drafts,
+        settings: Settings,
+        *,
+        clock: Clock,
+        most_rows: int = 1,
+    ) -> None:
+        """`most_rows`: of the largest group that decodes."""
         self._runner = runner
         self._memory = memory
         self._drafts = drafts
+        self._most_rows = most_rows
         self._tolerance = tolerance_of(settings.drafts)
         self._background = settings.background
         self._clock = clock
@@ -84,9 +95,15 @@ class DraftTrial:
             return False
         if self._trial is None:
             self._spent_s = 0.0
-            costs = self._drafts.costs = PassCosts(TRIED_SIZES)
+            self._drafts.costs = PassCosts(TRIED_SIZES)
+            self._drafts.groups.clear()
             self._trial = PassTrial(
-                self._runner, TRIED_SIZES, tolerance=self._tolerance, note=costs.note, clock=self._clock
+                self._runner,
+                TRIED_SIZES,
+                tolerance=self._tolerance,
+                note=self._note,
+                clock=self._clock,
+                most_rows=self._most_rows,
             )
         trial, started_s = self._trial, self._clock()
         try:
@@ -95,19 +112,29 @@ class DraftTrial:
             log.exception("the trial of drafts failed")
             trial.largest, trial.is_over = 1, True
         self._spent_s += self._clock() - started_s
-        return self._end(trial.largest) if trial.is_over or self._spent_s > _MOST_S else False
+        return self._end(trial) if trial.is_over or self._spent_s > _MOST_S else False
+
+    def _note(self, num_rows: int, num_tokens: int, seconds: float) -> None:
+        drafts = self._drafts
+        if num_rows == 1:
+            drafts.costs.note(num_tokens, seconds)
+        else:
+            group = drafts.groups.setdefault(num_rows, GroupPasses((1,), PassCosts(TRIED_SIZES)))
+            group.costs.note(num_tokens, seconds)
 
     @property
     def _may_run(self) -> bool:
         # With `never` it runs all the same: it is asked for once, and drafts are not made in the background.
         if self._background == AUTO and why_quiet(AUTO) is not None:
             return False
-        most = PassTrial.num_positions(self._runner.loaded.context)
-        return self._trial is not None or self._memory.fits(self._runner.most_live_nbytes(most, chunk=SHORT))
+        most, live_nbytes = PassTrial.num_positions(self._runner.loaded.context), self._runner.most_live_nbytes
+        several = min(self._most_rows, MOST_ROWS) * live_nbytes(2 * SHORT, chunk=SHORT)
+        return self._trial is not None or self._memory.fits(max(live_nbytes(most, chunk=SHORT), several))
 
-    def _end(self, largest: int) -> bool:
+    def _end(self, trial: PassTrial) -> bool:
         self.give_up()
         self._is_over = True
+        largest = trial.largest
         sizes = self._drafts.costs.worthwhile(largest) if largest > 1 else (1,)
         if len(sizes) == 1:
             why = "give the same as single steps" if largest == 1 else "save time"
@@ -119,5 +146,12 @@ class DraftTrial:
         costs = ", ".join(f"{size}: {self._drafts.costs.relative(size):.1f}" for size in sizes[1:])
         self.verdict = f"verified in passes of up to {sizes[-1]} tokens, which {same} on this device"
         self.verdict += f" (costs, in single steps: {costs})"
+        together: list[int] = []
+        for num, most in trial.largest_together.items():
+            group = self._drafts.group(num)
+            group.sizes = group.costs.worthwhile(most)
+            together += [num] if len(group.sizes) > 1 else []
+        if together:
+            self.verdict += f"; of up to {max(together)} requests at once"
         log.info("drafts are %s", self.verdict)
         return False

@@ -10,7 +10,8 @@ from reprise.cache.payload import Payload
 from reprise.core.clock import Clock
 from reprise.core.pass_price import PassPrice, PassReading
 from reprise.core.tokens import as_tokens
-from reprise.drafts.drafter import Draft
+from reprise.drafts.benefit import PASS_SIZES
+from reprise.drafts.drafter import DecodingRow, Draft, note_together, propose_together
 from reprise.engine import memory as device_memory
 from reprise.engine.running.live_sequence import LiveSequence
 from reprise.engine.running.pass_dimensions import price_by_dimensions
@@ -87,44 +88,48 @@ class Executor:
         return self._runner.sample_from(phase.live, request.job, row, is_audited=is_audited)
 
     def decode(self, group: Sequence[RunningRequest], *, is_alone: bool) -> Sequence[TokenResult | TokenFailure]:
-        """A token for each request of a group, or several for one that decodes alone with a draft."""
-        draft = self._draft(group[0], is_alone=is_alone)
-        drafts = group[0].drafts
+        """A token for each request of a group, or several where drafts are verified. `is_alone`: no other decodes."""
+        rows, lives = _rows(group, context=self._context), _lives(group)
+        made = self._propose(group, rows, is_alone=is_alone)
         started_s = self._clock()
         results = self._runner.decode(
-            _lives(group),
-            draft=draft.tokens.tolist() if draft is not None else (),
-            may_run_ahead=drafts is None or not drafts.holds_back,
+            lives,
+            drafts=[[] if draft is None else draft.tokens.tolist() for draft in made],
+            may_run_ahead=not any(row.drafts.holds_back for row in rows),
         )
-        for result in results if len(group) == 1 else ():
-            if drafts is not None and isinstance(result, TokenResult):
-                drafts.note(
-                    draft if result.num_drafted > 0 else None,
-                    num_fed=result.num_fed,
-                    num_tokens=len(result.sampled),
-                    seconds=self._clock() - started_s,
-                )
+        by_live = {id(result.live): result for result in results}
+        taken = [result for live in lives if isinstance(result := by_live[id(live)], TokenResult)]
+        if rows and len(rows) == len(taken):
+            made = [draft if result.num_drafted > 0 else None for draft, result in zip(made, taken, strict=True)]
+            nums, seconds = [len(result.sampled) for result in taken], self._clock() - started_s
+            if len(group) == 1:
+                rows[0].drafts.note(made[0], num_fed=taken[0].num_fed, num_tokens=nums[0], seconds=seconds)
+            elif is_alone:
+                note_together(rows, made, nums, seconds=seconds)
         return results
 
-    def _draft(self, request: RunningRequest, *, is_alone: bool) -> Draft | None:
-        """A draft for a request that decodes alone, or None if none is worth verifying."""
-        drafts, live = request.drafts, request.live
-        if drafts is None or live is None or request.stats.first_token_s is None:
-            # The first token is sampled alone: the state at the prompt's end is stored for exact repeats.
-            return None
-        drafts.read_prompt(len(request.job.prompt))
+    def _propose(
+        self, group: Sequence[RunningRequest], rows: Sequence[DecodingRow], *, is_alone: bool
+    ) -> list[Draft | None]:
+        """The drafts of a group that decodes alone, as far as they are worth verifying."""
+        nothing: list[Draft | None] = [None] * len(group)
+        if not rows or any(request.stats.first_token_s is None for request in group):
+            # A first token is sampled alone: the state at the prompt's end is stored for exact repeats.
+            return nothing
+        for row, request in zip(rows, group, strict=True):
+            row.drafts.read_prompt(len(request.job.prompt))
+            row.drafts.holds_back = False
         if not is_alone:
-            drafts.holds_back = False
-            return None
-        most = request.job.max_tokens - len(request.generated) - 1
-        if self._context is not None:
-            most = min(most, self._context - len(request.job.prompt) - len(request.generated) - 1)
-        num_fed = 1 + len(live.unfed)
-        is_chosen = live.rows.ahead is not None
-        draft = drafts.propose(num_fed=num_fed, most=most, forced=live.ready.grammar_draft(), is_chosen=is_chosen)
-        if draft is None or not self._sequences.fits_draft(live, num_fed + len(draft.tokens)):
-            return None
-        return draft
+            return nothing
+        lives = _lives(group)
+        if len(rows) == 1:
+            (row,), is_chosen = rows, lives[0].rows.ahead is not None
+            made = [row.drafts.propose(num_fed=row.num_fed, most=row.most, forced=row.forced, is_chosen=is_chosen)]
+        else:
+            rooms = [PASS_SIZES[-1] if self._context is None else self._context - live.position for live in lives]
+            made = propose_together(rows, most=min(rooms))
+        sizes = [row.num_fed + len(draft.tokens) for row, draft in zip(rows, made, strict=True) if draft is not None]
+        return made if sizes and self._sequences.fits_draft(lives, max(sizes)) else nothing
 
     # Measurements.
 
@@ -151,6 +156,20 @@ class Executor:
     def note_generation(self, seconds: float) -> None:
         """Record the time from a request's first decoded token to its last."""
         self._speed = self._speed.after_generation(seconds)
+
+
+def _rows(group: Sequence[RunningRequest], *, context: int | None) -> list[DecodingRow]:
+    """The requests of a group as drafts see them; empty where nothing is drafted."""
+    rows: list[DecodingRow] = []
+    for request in group:
+        drafts, live, job = request.drafts, request.live, request.job
+        if drafts is None or live is None:
+            return []
+        num = len(request.generated) + 1
+        most = job.max_tokens - num if context is None else min(job.max_tokens, context - len(job.prompt)) - num
+        forced = live.ready.grammar_draft()
+        rows.append(DecodingRow(drafts=drafts, num_fed=1 + len(live.unfed), most=most, forced=forced))
+    return rows
 
 
 def _lives(requests: Sequence[RunningRequest]) -> list[LiveSequence]:

@@ -82,7 +82,7 @@ class HeadDrafts:
         head, live = self._head, self._request.live
         assert live is not None, "answers are drafted while they are decoded"
         num_fed = 1 + len(live.unfed)
-        if not head.sequences.fits_draft(live, num_fed + num):
+        if not head.sequences.fits_draft([live], num_fed + num):
             return None
         started_s = head.clock()
         tokens = head.sequences.runner.guess(live, num)

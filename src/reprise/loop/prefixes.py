@@ -311,7 +311,7 @@ class RequestPrefixes:
         phase = request.phase
         if not isinstance(phase, Prefilling | Decoding):
             return
-        self._runner.catch_up(phase.live)
+        self._runner.catch_up([phase.live])
         if request.position <= phase.plan.resume_at or not self._is_of_use(request):
             return
         is_decoding = isinstance(phase, Decoding)

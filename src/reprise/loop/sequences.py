@@ -166,9 +166,9 @@ class SequencePool:
         """Whether the next token of a sequence fits a budget without reclaiming anything."""
         return budget is None or self.runner.growth([live], 2) <= max(0, budget - self.memory.held)
 
-    def fits_draft(self, live: LiveSequence, num: int) -> bool:
-        """Whether a pass over `num` tokens fits without reclaiming anything, which a draft is not worth."""
-        return self.memory.fits(self.runner.growth_to_decode([live], num))
+    def fits_draft(self, lives: Sequence[LiveSequence], num: int) -> bool:
+        """Whether a pass over `num` tokens of each fits without reclaiming anything, which a draft is not worth."""
+        return self.memory.fits(self.runner.growth_to_decode(lives, num))
 
     # Memory.
 

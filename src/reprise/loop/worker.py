@@ -137,7 +137,16 @@ class Worker:
         )
         """None: the model has no head, or nothing is drafted."""
         self._trial = (
-            None if self.drafts is None else DraftTrial(self.runner, self.memory, self.drafts, settings, clock=clock)
+            None
+            if self.drafts is None
+            else DraftTrial(
+                self.runner,
+                self.memory,
+                self.drafts,
+                settings,
+                clock=clock,
+                most_rows=self.limits.max_batch if self.runner.can_batch else 1,
+            )
         )
         self._allowance = StepAllowance(self.limits.max_stall_s, clock=clock)
         self.disk = DiskTier(
@@ -510,9 +519,8 @@ class Worker:
             return
         if not decoding:
             return
-        is_alone = len(decoding) == 1 and not any(
-            isinstance(request.phase, Decoding) for request in self.requests.values() if request is not decoding[0]
-        )
+        num_decoding = sum(isinstance(request.phase, Decoding) for request in self.requests.values())
+        is_alone = len(decoding) == num_decoding
         by_live = {id(request.live): request for request in decoding}
         try:
             results = self.executor.decode(decoding, is_alone=is_alone)

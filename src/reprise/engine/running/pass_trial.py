@@ -25,6 +25,13 @@ SHORT, LONG = 64, 1100
 
 _ROUNDS = 3
 """How often the cost of a size is measured, besides while tokens are compared."""
+MOST_ROWS = 4
+"""Sequences of the largest group whose passes are tried: in larger ones drafts save less."""
+_SIZES_TOGETHER = (2, 3, 4, 5, 6, 8)
+_NUM_TOGETHER = 24
+"""Tokens of each sequence of a group that are compared."""
+_SHORTER = 7
+"""By how many tokens each of them is shorter than the one before."""
 _NUM_FIRST = 16
 """Tokens that `why_never_the_same` compares."""
 
@@ -49,22 +56,27 @@ class PassTrial:
         sizes: Sequence[int],
         *,
         tolerance: float,
-        note: Callable[[int, float], None],
+        note: Callable[[int, int, float], None],
         clock: Clock,
+        most_rows: int = 1,
     ) -> None:
         """`sizes`: of the passes whose costs are measured, in order; up to the largest, each size is compared.
 
-        `tolerance`: see `are_same`. `note`: receives a size and the seconds of a pass of that size.
+        `tolerance`: see `are_same`. `note`: receives the sequences of a pass, its tokens of each, and its seconds.
+        `most_rows`: of the largest group that decodes.
         """
         self._runner = runner
         self._sizes = sizes
         self._tolerance = tolerance
         self._note = note
         self._clock = clock
-        self._live: LiveSequence | None = None
+        self._most_rows = min(most_rows, MOST_ROWS)
+        self._lives: list[LiveSequence] = []
         self._steps = self._run()
         self.largest = 1
         """The largest size such that passes of up to this size give what single steps give, as far as was tried."""
+        self.largest_together: dict[int, int] = {}
+        """The same of passes over several sequences, by their number."""
         self.is_over = False
 
     @staticmethod
@@ -95,6 +107,8 @@ class PassTrial:
             self.largest = size
         if self.largest > 1:
             yield from self._try_behind_long()
+        for num_rows in range(2, self._most_rows + 1 if self.largest > 1 else 0):
+            yield from self._try_together(num_rows)
 
     def _try_behind_long(self) -> Generator[None]:
         most = min(self.largest, self._most(LONG))
@@ -128,29 +142,57 @@ class PassTrial:
         self._end()
         return np.concatenate(passes)
 
+    def _try_together(self, num_rows: int) -> Generator[None]:
+        """Compare passes over several sequences of different lengths with such passes over a token of each."""
+        if self._most(SHORT) < _NUM_TOGETHER:
+            return
+        single = yield from self._in_passes_together(num_rows, 1)
+        for size in (size for size in _SIZES_TOGETHER if size <= self.largest):
+            found = yield from self._in_passes_together(num_rows, size)
+            if not all(map(self._agree, found, single)):
+                break
+            self.largest_together[num_rows] = size
+
+    def _in_passes_together(self, num_rows: int, size: int) -> Generator[None, None, list[Logits]]:
+        tokens = self._tokens(SHORT + _NUM_TOGETHER)
+        starts = [SHORT - _SHORTER * row for row in range(num_rows)]
+        for start in starts:
+            yield from self._begin(tokens[:start])
+        passes: list[Logits] = []
+        for at in range(0, _NUM_TOGETHER, size):
+            chunks = [tokens[start + at : start + min(at + size, _NUM_TOGETHER)] for start in starts]
+            started_s = self._clock()
+            logits = self._runner.logits_together(self._lives, chunks)
+            self._note(num_rows, len(chunks[0]), self._clock() - started_s)
+            passes.append(np.array(logits.astype(mx.float32)))
+            yield
+        self._end()
+        joined: Logits = np.concatenate(passes, axis=1)
+        return list(joined)
+
     def _begin(self, tokens: Tokens) -> Generator[None]:
-        self._live = self._runner.begin()
+        live = self._runner.begin()
+        self._lives.append(live)
         for at in range(0, len(tokens), SHORT):
-            self._runner.prefill([self._live], [tokens[at : at + SHORT]])
+            self._runner.prefill([live], [tokens[at : at + SHORT]])
             yield
 
     def _end(self) -> None:
-        if self._live is not None:
-            self._runner.drop(self._live)
-            self._live = None
+        for live in self._lives:
+            self._runner.drop(live)
+        self._lives = []
 
     def _fed(self, tokens: Tokens) -> Logits:
-        assert self._live is not None
         return self._timed(self._runner.logits, tokens)
 
     def _undone(self, tokens: Tokens) -> Logits:
         return self._timed(self._runner.logits_undone, tokens)
 
     def _timed(self, feed: Callable[[LiveSequence, Tokens], mx.array], tokens: Tokens) -> Logits:
-        assert self._live is not None
+        (live,) = self._lives
         started_s = self._clock()
-        logits = feed(self._live, tokens)
-        self._note(len(tokens), self._clock() - started_s)
+        logits = feed(live, tokens)
+        self._note(1, len(tokens), self._clock() - started_s)
         return np.array(logits.astype(mx.float32))
 
     def _agree(self, several: Logits, single: Logits) -> bool:

@@ -289,7 +289,15 @@ class Runner:
         rows = self._gather([live])
         logits = self._feed(rows, np.asarray(chunk)[None], may_be_undone=True)[0]
         mx.eval(logits, rows.arrays())
-        self._undo(rows, len(chunk))
+        self._undo(rows, [len(chunk)])
+        return logits
+
+    def logits_together(self, lives: Sequence[LiveSequence], chunks: Sequence[Tokens]) -> mx.array:
+        """Feed sequences chunks of the same length; returns the logits, shape ``(rows, n, vocabulary)``."""
+        rows = self._gather(lives)
+        order = {id(live): chunk for live, chunk in zip(lives, chunks, strict=True)}
+        logits = self._feed(rows, np.stack([order[id(owner)] for owner in rows.owners]))
+        mx.eval(logits, rows.arrays())
         return logits
 
     def begin_decode(self, live: LiveSequence, job: Job, *, keeps_row: bool = False, is_audited: bool = False) -> None:
@@ -310,23 +318,22 @@ class Runner:
         return result
 
     def decode(
-        self, lives: Sequence[LiveSequence], *, draft: Sequence[int] = (), may_run_ahead: bool = True
+        self, lives: Sequence[LiveSequence], *, drafts: Sequence[Sequence[int]] = (), may_run_ahead: bool = True
     ) -> list[TokenResult | TokenFailure]:
         """One pass over these sequences: each gets a token, or fails without affecting the others.
 
         If no sampler must see a token before the next is chosen, the next pass is started before this one's tokens are
         read, so that the device is never idle.
 
-        `draft`: of one sequence that decodes alone. It is verified, and the sequence gets the accepted tokens and one
-        more. If a pass was run ahead, its token is taken instead.
+        `drafts`: of each sequence, if any has one. They are verified, and a sequence gets the accepted tokens and one
+        more. If a pass was run ahead, its tokens are taken instead.
         `may_run_ahead`: whether the next pass may be started.
         """
         reach(Failpoint.DECODE, lives)
-        if len(lives) == 1 and lives[0].rows.ahead is None and draft:
-            return [self.verify(lives[0], draft)]
+        if any(drafts) and all(live.rows.ahead is None for live in lives):
+            return self.verify(lives, drafts)
         if len(lives) > 1:
-            for live in lives:
-                self.catch_up(live)
+            self.catch_up(lives)
         rows = self._gather(lives)
         members = [owner for owner in rows.owners if isinstance(owner, LiveSequence)]
         samplers = [live.ready for live in members]
@@ -346,7 +353,7 @@ class Runner:
             mx.async_eval(choices.arrays(), rows.arrays(), new)
         # If a recurrent state is about to be saved at the end of the prompt, a pass ahead would be undone at once.
         is_saved_next = not self._resumes_anywhere and any(live.prompt_row is not None for live in members)
-        is_free = may_run_ahead and not draft and not is_saved_next and not choices.broken
+        is_free = may_run_ahead and not any(drafts) and not is_saved_next and not choices.broken
         if is_free and self._may_run_ahead(rows) and all(sampler.can_sample_ahead(1) for sampler in samplers):
             rows.run_ahead(
                 self.loaded.model,
@@ -362,35 +369,50 @@ class Runner:
             rows.step_back()
         return results
 
-    def verify(self, live: LiveSequence, draft: Sequence[int]) -> TokenResult | TokenFailure:
-        """Verify a draft in one pass: the sequence gets the tokens that it would have sampled without a draft.
+    def verify(
+        self, lives: Sequence[LiveSequence], drafts: Sequence[Sequence[int]]
+    ) -> list[TokenResult | TokenFailure]:
+        """Verify a draft of each sequence in one pass: each gets the tokens that it would have sampled without one.
 
         Each position is sampled as usual, from logits given the tokens before it; the first token that differs from the
-        draft is the last one taken. What was fed after it is undone.
+        draft is the last one taken. What was fed after it is undone, and so is what makes shorter lines as long as
+        the longest.
         """
-        rows = self._gather([live])
+        rows = self._gather(lives)
         rows.step_back()
-        fed = [*live.unfed, live.pending]
-        tokens = [*fed, *draft]
-        logits = self._feed(rows, _row(tokens), may_be_undone=True)[0, len(fed) - 1 :]
+        by_live = {id(live): draft for live, draft in zip(lives, drafts, strict=True)}
+        members = [owner for owner in rows.owners if isinstance(owner, LiveSequence)]
+        fed = [[*live.unfed, live.pending] for live in members]
+        lines = [[*known, *by_live[id(live)]] for live, known in zip(members, fed, strict=True)]
+        num = max(map(len, lines))
+        padded = np.array([[*line, *[line[-1]] * (num - len(line))] for line in lines], dtype=np.int32)
+        logits = self._feed(rows, padded, may_be_undone=True)
         hidden = None if rows.hidden is None else rows.hidden.recent
         mx.async_eval(logits, rows.arrays())
-        try:
-            taken, reason = sample_along(live.ready, logits, draft)
-        except Exception as error:
-            self._undo(rows, len(tokens))
-            return TokenFailure(live, error)
-        num_right = len(taken) - 1
-        if num_right == len(draft) or self.loaded.blueprint.rewinds:
-            self._undo(rows, len(draft) - num_right)
+        results: list[TokenResult | TokenFailure] = []
+        undone: list[int] = []
+        for row, (live, known) in enumerate(zip(members, fed, strict=True)):
+            draft = by_live[id(live)]
+            try:
+                taken, reason = sample_along(live.ready, logits[row, len(known) - 1 : len(lines[row])], draft)
+            except Exception as error:
+                results.append(TokenFailure(live, error))
+                undone.append(num)
+                continue
+            num_right = len(known) + len(taken) - 1
             live.unfed, live.unfed_hidden = (), None
-        else:
-            self._undo(rows, len(tokens))
-            live.unfed = (*fed, *draft[:num_right])
-            # A copy: a slice would keep those of the whole pass.
-            live.unfed_hidden = None if hidden is None else mx.contiguous(hidden[:, : len(live.unfed)])
-        live.pending = taken[-1].token
-        return TokenResult(live, tuple(taken), reason, num_fed=len(fed), num_drafted=len(draft))
+            if num_right == num or self.loaded.blueprint.rewinds:
+                undone.append(num - num_right)
+            else:
+                undone.append(num)
+                live.unfed = tuple(lines[row][:num_right])
+                # A copy: a slice would keep those of the whole pass.
+                kept = None if hidden is None else hidden[row : row + 1, :num_right]
+                live.unfed_hidden = None if kept is None else mx.contiguous(kept)
+            live.pending = taken[-1].token
+            results.append(TokenResult(live, tuple(taken), reason, num_fed=len(known), num_drafted=len(draft)))
+        self._undo(rows, undone)
+        return results
 
     @property
     def can_guess(self) -> bool:
@@ -417,12 +439,23 @@ class Runner:
         guessed = model.guess(request, rows.caches)
         return [int(token) for token in cast(list[int], guessed.tolist())]
 
-    def catch_up(self, live: LiveSequence) -> None:
-        """Feed the tokens that a rejected draft left unfed, so that the layers are at the answer's position."""
-        if live.unfed:
-            self._advance(live.rows, _row(live.unfed))
-            live.unfed, live.unfed_hidden = (), None
-            mx.eval(live.rows.arrays())
+    def catch_up(self, lives: Sequence[LiveSequence]) -> None:
+        """Feed the tokens that rejected drafts left unfed, so that the layers are at the answers' positions.
+
+        Of a batch, as few at once as one of its rows has; rows that have none are fed as many and returned.
+        """
+        while behind := [live for live in lives if live.unfed]:
+            rows = behind[0].rows
+            rows.step_back()
+            of_batch = [live for live in behind if live.rows is rows]
+            num = min(len(live.unfed) for live in of_batch)
+            fed = {id(live): live.unfed[:num] for live in of_batch}
+            tokens = [fed.get(id(owner), (0,) * num) for owner in rows.owners]
+            self._feed(rows, np.array(tokens, dtype=np.int32), may_be_undone=len(of_batch) < rows.num_rows)
+            self._undo(rows, [0 if id(owner) in fed else num for owner in rows.owners])
+            for live in of_batch:
+                live.unfed, live.unfed_hidden = live.unfed[num:], None
+            mx.eval(rows.arrays())
 
     def _may_run_ahead(self, rows: SequenceBatch) -> bool:
         context = self.loaded.context
@@ -457,11 +490,11 @@ class Runner:
         """One pass whose logits nobody reads."""
         self._feed(rows, tokens)
 
-    def _undo(self, rows: SequenceBatch, num: int) -> None:
-        """Undo the last `num` tokens of the last pass; none: it stays as it is."""
-        if num > 0:
+    def _undo(self, rows: SequenceBatch, nums: Sequence[int]) -> None:
+        """Undo the last tokens of the last pass, so many of each row; none: it stays as it is."""
+        if any(nums):
             assert rows.before is not None, "who undoes a pass says so before it"
-            rows.undo_last(num, rows.before)
+            rows.undo_last(nums, rows.before)
         rows.keep_last_pass()
 
     def _gather(self, lives: Sequence[LiveSequence]) -> SequenceBatch:
@@ -503,11 +536,6 @@ def _results(
         live.pending = sampled.token
         results.append(TokenResult(live, (sampled,), reason, num_fed=num_fed))
     return results
-
-
-def _row(tokens: Sequence[int]) -> npt.NDArray[np.int32]:
-    """Tokens of one sequence."""
-    return np.array([tokens], dtype=np.int32)
 
 
 def _is_forced(result: TokenResult) -> bool:

@@ -3,7 +3,8 @@
 They implement the small interface that the models of mlx-lm and mlx-vlm use: `update_and_fetch`, `offset` and
 `make_mask` of attention layers (`tests/engine/test_contract.py`, `tests/vision/test_vlm_contract.py` notice a change).
 Rows are right-aligned: row i of length n_i occupies the buffer indices ``[end - n_i, end)``, so all rows append at
-`end`; indices before are padding and are masked.
+`end`; indices before are padding and are masked. Rows of which different numbers of tokens were undone end `behind`
+each other instead, and go on there, each written apart, until they are copied.
 
 Buffers have shape ``(rows, heads, capacity, width)``, one per plane (keys and values; for quantised entries the words,
 scales and biases of each).
@@ -57,6 +58,9 @@ class KvLayer:
     def __init__(self) -> None:
         self.planes: list[mx.array] = []
         self.end = 0
+        """Where the row that reaches farthest ends."""
+        self.behind: Sequence[int] = ()
+        """By how much each row ends before `end`; empty: all end there."""
         self.held = 0
         """Number of indices below `end` that hold entries (or padding of shorter rows)."""
         self.lengths: list[int] = [0]
@@ -153,8 +157,26 @@ class KvLayer:
         return len(set(self.lengths)) == 1
 
     @property
+    def is_padded(self) -> bool:
+        """Whether some indices are entries of one row and not of another."""
+        return len(self.behind) > 0 or not self.is_even
+
+    @property
+    def _ends(self) -> list[int]:
+        """The index behind the last entry of each row."""
+        return [self.end - num for num in self.behind or [0] * self.num_rows]
+
+    @property
     def nbytes(self) -> int:
         return sum(plane.nbytes for plane in self.planes)
+
+    def _mask(self, num: int, *, seen: int, window: int | None) -> mx.array:
+        """Of the next `num` tokens over the `seen` indices before `end` and behind: each row sees its own entries."""
+        low = self.end - seen
+        stops = mx.array(self._ends)[:, None, None, None]
+        query, key = stops + mx.arange(num)[:, None], mx.arange(low, self.end + num)
+        mask = (key <= query) & (key >= stops - mx.array(self.lengths)[:, None, None, None])
+        return mask if window is None else mask & (key > query - window)
 
     def _visible(self, num: int) -> int:
         """Number of indices below `end` that the next `num` tokens may see."""
@@ -166,7 +188,8 @@ class KvLayer:
         keep = self._visible(num)
         self._make_space(new, keep, num)
         for i, entries in enumerate(new):
-            self.planes[i][..., self.end : self.end + num, :] = entries
+            for rows, at in self._parts():
+                self.planes[i][rows, :, at : at + num, :] = entries[rows]
         self._last_low = self.end - keep
         self.end += num
         self.held = min(self.held + num, self.end)
@@ -239,15 +262,18 @@ class KvLayer:
         for more in (1, num):
             self._make_space(self.planes, self._visible(more), more)
 
-    def undo_last(self, num: int) -> None:
-        """Undo the last `num` entries of each row, all of one pass or appended after `keep_visible`."""
-        self.end -= num
-        self.held -= num
-        self.lengths = [length - num for length in self.lengths]
+    def undo_last(self, num: int | Sequence[int]) -> None:
+        """Undo the last `num` entries, of all rows or of each, all of one pass or appended after `keep_visible`."""
+        nums = [num] * self.num_rows if isinstance(num, int) else num
+        ends = [end - num for end, num in zip(self._ends, nums, strict=True)]
+        self.held -= self.end - max(ends)
+        self.end = max(ends)
+        self.behind = [self.end - end for end in ends] if min(ends) < self.end else ()
+        self.lengths = [length - num for length, num in zip(self.lengths, nums, strict=True)]
 
     def index(self, row: int, position: int) -> int:
         """The buffer index of this row's entry at `position`."""
-        return self.end - (self.lengths[row] - position)
+        return self._ends[row] - (self.lengths[row] - position)
 
     def read(self, row: int, span: Span) -> list[mx.array]:
         """The entries of `span`: per plane, a view of shape ``(1, heads, length, width)``."""
@@ -294,31 +320,40 @@ class KvLayer:
         to_come = max(layer._reserved_capacity() - layer._visible(1) for layer in layers)
         return held, rounded(held + (to_come if to_come > 0 else self._slack(held)))
 
+    def _parts(self) -> list[tuple[slice, int]]:
+        """Rows that end together, and where."""
+        if not self.behind:
+            return [(slice(None), self.end)]
+        return [(slice(row, row + 1), end) for row, end in enumerate(self._ends)]
+
     def take(self, row: int) -> None:
         """Keep only this row, in new buffers."""
-        low = max(self.index(row, 0), self.end - self.held)
-        held = self.end - low
+        low, end = max(self.index(row, 0), self.end - self.held), self._ends[row]
+        held = end - low
         room = STEP - held % STEP
         self.planes = [
             mx.concatenate(
-                [p[row : row + 1, :, low : self.end, :], mx.zeros((1, p.shape[1], room, p.shape[3]), p.dtype)], axis=2
+                [p[row : row + 1, :, low:end, :], mx.zeros((1, p.shape[1], room, p.shape[3]), p.dtype)], axis=2
             )
             for p in self.planes
         ]
         # Layer by layer, here and below: free the old buffers of one before copying the next.
         mx.eval(self.planes)
         self.end = self.held = held
+        self.behind = ()
         self.lengths, self.reserved = [self.lengths[row]], [self.reserved[row]]
 
     def keep_rows(self, rows: Sequence[int]) -> None:
         """Keep these rows, in this order."""
         picked = mx.array(list(rows))
-        lengths = [self.lengths[row] for row in rows]
-        held = min(self.held, max(lengths))
-        low = self.end - held
+        ends, lengths = [self._ends[row] for row in rows], [self.lengths[row] for row in rows]
+        end = max(ends)
+        held = min(self.held - (self.end - end), max(end - at + n for at, n in zip(ends, lengths, strict=True)))
+        low = end - held
         self.planes = [p[:, :, low:, :][picked] for p in self.planes]
         mx.eval(self.planes)
         self.end = self.held = held
+        self.behind = [end - at for at in ends] if min(ends) < end else ()
         self.lengths, self.reserved = lengths, [self.reserved[row] for row in rows]
 
     def join(self, others: Sequence["KvLayer"]) -> None:
@@ -332,9 +367,12 @@ class KvLayer:
             row = 0
             for layer in layers:
                 have = layer._visible(1)
-                view = layer.planes[i][:, :, layer.end - have : layer.end, :]
-                plane[row : row + layer.num_rows, :, held - have : held, :] = view
-                row += layer.num_rows
+                for rows, end in layer._parts():
+                    # Of a row that ends behind others, what is before its entries is left out.
+                    more = min(have, end)
+                    view = layer.planes[i][rows, :, end - more : end, :]
+                    plane[row : row + view.shape[0], :, held - more : held, :] = view
+                    row += view.shape[0]
                 assert layer.planes[i].dtype == like.dtype
             joined.append(plane)
         self.lengths = [length for layer in layers for length in layer.lengths]
@@ -344,6 +382,7 @@ class KvLayer:
         self.planes = joined
         mx.eval(self.planes)
         self.end = self.held = held
+        self.behind = ()
         reach(Failpoint.JOINED, self)
 
 
@@ -357,12 +396,14 @@ class FullLayer(KvLayer):
     """The last entries, of a head, that are written later, in their place."""
 
     def _visible(self, num: int) -> int:
-        return max(self.lengths)
+        if not self.behind:
+            return max(self.lengths)
+        return max(num_behind + length for num_behind, length in zip(self.behind, self.lengths, strict=True))
 
     @property
     def _skips_first(self) -> bool:
         # Nobody asks what a head says in other passes, and its entries, of one layer, do not depend on what it sees.
-        return self.hides_first and self.is_even and self.lengths[0] > 0
+        return self.hides_first and not self.is_padded and self.lengths[0] > 0
 
     def append(self, new: list[mx.array]) -> int:
         assert self.num_unwritten == 0, "entries are written in their order"
@@ -377,18 +418,20 @@ class FullLayer(KvLayer):
         self.lengths = [length + 1 for length in self.lengths]
         self.num_unwritten += 1
 
-    def undo_last(self, num: int) -> None:
+    def undo_last(self, num: int | Sequence[int]) -> None:
         super().undo_last(num)
-        self.num_unwritten = max(0, self.num_unwritten - num)
+        nums = [num] if isinstance(num, int) else num
+        assert self.num_unwritten == 0 or len(set(nums)) == 1, "rows of which different numbers go are written before"
+        self.num_unwritten = max(0, self.num_unwritten - nums[0])
 
     def _cut(self, plane: mx.array, row: int, span: Span) -> mx.array:
-        assert self.index(row, span.stop) <= self.end - self.num_unwritten, "entries are written before they are read"
+        assert span.stop <= self.lengths[row] - self.num_unwritten, "entries are written before they are read"
         return super()._cut(plane, row, span)
 
     def _reserved_capacity(self) -> int:
         # Rows end at the same index: the longest row, plus the largest number of entries any row is still to get.
         to_come = (reserved - length for reserved, length in zip(self.reserved, self.lengths, strict=True))
-        return max(self.lengths) + max(to_come)
+        return self._visible(0) + max(to_come)
 
     def rewind(self, position: int) -> None:
         """Rewind the single row to `position`; entries past it will be overwritten."""
@@ -405,12 +448,11 @@ class FullLayer(KvLayer):
         window_size: int | None = None,
     ) -> mx.array | str | None:
         """The mask for the next N tokens, in a form that mlx-lm's models accept (array, "causal" or None)."""
-        longest = max(self.lengths)
+        longest = self._visible(N)
         if self._skips_first:
             longest -= 1
-        if not self.is_even or any(self.blocks):
-            padding = mx.array([longest - length for length in self.lengths])
-            mask = create_causal_mask(N, longest, window_size=window_size, left_padding=padding)
+        if self.is_padded or any(self.blocks):
+            mask = self._mask(N, seen=longest, window=window_size)
             return self.with_blocks(mask, N, seen=longest, window=window_size)
         if window_size is not None and longest + N > window_size:
             return create_causal_mask(N, longest, window_size=window_size)
@@ -482,6 +524,19 @@ class StateLayer(ArraysCache):
         output, state = update(self.cache[index], None)[:2]
         self.cache[index] = state
         return output, state
+
+    def undo_last(self, nums: Sequence[int], before: Sequence[mx.array | None]) -> None:
+        """Undo the last pass where the number of a row is not 0; `before`: the arrays before that."""
+        if all(nums):
+            self.cache = list(before)
+            return
+        undone = mx.array([num > 0 for num in nums])
+        pairs = list(zip(before, self.cache, strict=True))
+        assert all((old is None) == (new is None) for old, new in pairs), "rows that go on have state"
+        self.cache = [
+            None if old is None or new is None else mx.where(undone.reshape(-1, *[1] * (new.ndim - 1)), old, new)
+            for old, new in pairs
+        ]
 
     def take(self, row: int) -> None:
         """Keep only this row, in new arrays."""
@@ -563,16 +618,20 @@ class HiddenLayer(StateLayer):
         return mx.zeros((self.num_rows, 1, like.shape[-1]), like.dtype) if last is None else last
 
     def undo_waiting(self, num: int) -> None:
-        """Undo the last `num` tokens, all of one pass: if they do not wait, none does."""
+        """Undo the last `num` tokens, at least one, all of one pass: if they do not wait, none does."""
         del self.waiting[-num:]
 
-    def returns_from(self, num: int) -> bool:
-        """Undo the last `num` tokens if the pass had more. Returns whether that was possible."""
-        if self.recent is None or self.recent.shape[1] <= num:
-            return False
-        self.recent = self.recent[:, : self.recent.shape[1] - num]
-        self.cache = [mx.contiguous(self.recent[:, -1:])]
-        return True
+    def undo_last(self, nums: Sequence[int], before: Sequence[mx.array | None]) -> None:
+        """Undo the last tokens of the last pass, so many of each row; `before`: its arrays before that."""
+        num = 0 if self.recent is None else self.recent.shape[1]
+        if self.recent is None or min(nums) == num:
+            super().undo_last(nums, before)
+            return
+        ends = [num - each for each in nums]
+        first = before[0] if before[0] is not None else mx.zeros_like(self.recent[:, :1])
+        known = mx.concatenate([first, self.recent], axis=1)
+        self.cache = [mx.concatenate([known[row : row + 1, at : at + 1] for row, at in enumerate(ends)], axis=0)]
+        self.recent = self.recent[:, : max(ends)] if len(set(ends)) == 1 else None
 
     def take(self, row: int) -> None:
         super().take(row)

@@ -197,18 +197,25 @@ class SequenceBatch:
         """The current recurrent states, by layer: references, not copies."""
         return {i: [copy.copy(a) for a in s.arrays] for i, s in enumerate(self.states()) if isinstance(s, StateLayer)}
 
-    def undo_last(self, num: int, before: Mapping[int, list[mx.array | None]]) -> None:
-        """Undo the last `num` tokens of each row, all of one pass; `before`: the recurrent states before them."""
+    def undo_last(self, num: int | Sequence[int], before: Mapping[int, list[mx.array | None]]) -> None:
+        """Undo the last `num` tokens, of all rows or of each, all of one pass.
+
+        `before`: the recurrent states before the pass, to which rows return of which anything is undone.
+        """
+        nums = [num] * self.num_rows if isinstance(num, int) else num
+        if len(set(nums)) > 1:
+            self.write_waiting()
+        elif self.hidden is not None and nums[0] > 0:
+            self.hidden.undo_waiting(nums[0])
         for i, state in enumerate(self.states()):
-            if isinstance(state, HiddenLayer):
-                state.undo_waiting(num)
-                if state.returns_from(num):
-                    continue
             if isinstance(state, StateLayer):
-                state.arrays = list(before[i])
+                state.undo_last(nums, before[i])
+            elif isinstance(state, KvLayer):
+                state.undo_last(nums)
             else:
-                state.undo_last(num)
-        self.lengths = [length - num for length in self.lengths]
+                assert len(set(nums)) == 1, "states of unknown classes have one row"
+                state.undo_last(nums[0])
+        self.lengths = [length - num for length, num in zip(self.lengths, nums, strict=True)]
 
     def keep_last_pass(self) -> None:
         """Nothing of the last pass will be undone any more: drop what was kept for that."""

@@ -32,7 +32,8 @@ class WindowLayer(KvLayer):
         self.kind = self.window = kind
 
     def _visible(self, num: int) -> int:
-        return min(self.held, max(self.lengths), self.window.size - 1)
+        rows = zip(self.behind or [0] * self.num_rows, self.lengths, strict=True)
+        return min(self.held, max(num_behind + min(length, self.window.size - 1) for num_behind, length in rows))
 
     def _slack(self, length: int) -> int:
         return slack_of(self.window.size)
@@ -50,10 +51,8 @@ class WindowLayer(KvLayer):
         """The mask for the next N tokens over what `update_and_fetch` will return."""
         window = min(window_size if window_size is not None else self.window.size, self.window.size)
         seen = self._visible(N)
-        if not self.is_even or any(self.blocks):
-            padding = mx.array([max(0, seen - length) for length in self.lengths])
-            mask = create_causal_mask(N, seen, window_size=window, left_padding=padding)
-            return self.with_blocks(mask, N, seen=seen, window=window)
+        if self.is_padded or any(self.blocks):
+            return self.with_blocks(self._mask(N, seen=seen, window=window), N, seen=seen, window=window)
         if seen + N > window and (N > 1 or window < self.window.size):
             return create_causal_mask(N, seen, window_size=window)
         if N == 1:
@@ -97,7 +96,7 @@ class SinkWindowLayer(KvLayer):
             self.sinks = [mx.array(plane[..., start : start + keep, :]) for plane in self.planes]
         return low
 
-    def undo_last(self, num: int) -> None:
+    def undo_last(self, num: int | Sequence[int]) -> None:
         super().undo_last(num)
         if self.lengths[0] < self.window.keep:
             # One of the sinks was undone: collect them again later.
@@ -197,7 +196,7 @@ class ChunkLayer(KvLayer):
         super().keep_visible(num)
         self._kept = self.end - self._visible(num), self.start_position
 
-    def undo_last(self, num: int) -> None:
+    def undo_last(self, num: int | Sequence[int]) -> None:
         super().undo_last(num)
         if self.lengths[0] < self.start_position:
             # A chunk began among what is undone: the one before it is seen again.
