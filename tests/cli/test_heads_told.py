@@ -31,7 +31,7 @@ def promising(tmp_path: Path) -> Path:
 
 
 def test_inspect_says_where_it_is_from_and_what_it_takes(tmp_path: Path) -> None:
-    seen = inspect_model(loaded_with_head("qwen3_5"), budget=10**9)
+    seen = inspect_model(loaded_with_head("qwen3_5"), Settings(model="any", drafts="off"), budget=10**9)
     assert seen.head.startswith("from qwen3_5: ") and "% of the model's; 512 B per token" in seen.head
     assert Layers(kind="full attention (head)", num=1) in seen.layers
     lacking = load_model(str(promising(tmp_path)), mtp="auto")

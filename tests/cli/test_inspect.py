@@ -1,6 +1,7 @@
 """`reprise inspect` on tiny models: what it says is what the engine does."""
 
 import json
+import re
 
 import pytest
 from mlx_lm.models.cache import KVCache
@@ -18,6 +19,7 @@ from reprise.cli.inspection import (
 )
 from reprise.cli.main import app
 from reprise.core.kinds import Chunk, Full, Layout, Window
+from reprise.core.settings import Settings
 from reprise.engine.models.load import load_model
 from reprise.engine.states.blueprint import KvSpec, OpaqueSpec, PartsSpec, StateSpec
 from reprise.schedule.state import LAST_SLICE
@@ -26,8 +28,9 @@ from tests.models.tiny import WINDOW, tiny_model
 BUDGET = 1_000_000_000
 
 
-def inspect(architecture: str) -> TemplateReport:
-    return inspect_model(load_model(str(tiny_model(architecture))), budget=BUDGET)
+def inspect(architecture: str, *, drafts: str = "off") -> TemplateReport:
+    directory = str(tiny_model(architecture))
+    return inspect_model(load_model(directory), Settings(model=directory, drafts=drafts), budget=BUDGET)
 
 
 def test_a_hybrid_model() -> None:
@@ -51,6 +54,12 @@ def test_a_hybrid_model() -> None:
     for chats in seen.chats:
         assert chats.nbytes == 512 * chats.tokens + 2 * seen.snapshot
         assert chats.num == BUDGET // chats.nbytes
+
+
+def test_what_a_trial_says_of_drafts_is_said_as_in_health() -> None:
+    assert inspect("llama").drafts == "off"
+    assert inspect("llama", drafts="always").drafts == "always made"
+    assert re.match("not made: no passes|verified in passes of up to", inspect("llama", drafts="auto").drafts)
 
 
 def test_a_model_of_full_attention_needs_no_checkpoints() -> None:
@@ -96,7 +105,9 @@ def test_layers_are_counted_by_kind() -> None:
 def test_for_programs() -> None:
     result = CliRunner().invoke(app, ["inspect", str(tiny_model("qwen3_5")), "--cache-bytes", "1GB", "--json"])
     assert result.exit_code == 0, result.output
-    assert json.loads(result.stdout) == json.loads(json.dumps(as_json(inspect("qwen3_5"))))
+    told = json.loads(result.stdout)
+    # What passes cost is another number each time.
+    assert told | {"drafts": "off"} == json.loads(json.dumps(as_json(inspect("qwen3_5")))) != told
 
 
 def test_for_a_person() -> None:

@@ -47,6 +47,7 @@ def test_a_log_of_json_lines_begins_with_the_banner() -> None:
     assert all({"time", "level", "logger", "message"} <= set(record) for record in records)
     assert any("recurrent state" in message and "full attention" in message for message in messages)
     assert any("chats of" in message for message in messages)
+    assert any(message.startswith("drafts: tried once") for message in messages)
     assert any("reprise launch claude|codex" in message for message in messages)
     assert any("4 tokens" in message or "answered" in message or "chatcmpl" in message for message in messages)
 

@@ -31,11 +31,12 @@ class SteppedEngine:
         context: int | None = None,
         tile: int = 8,
         together_from: int = 99,
+        can_batch: bool = False,
     ) -> None:
         self.loaded = SimpleNamespace(context=context, vocab_size=50)
         self.now_s = 0.0
         self.differ_from, self.by, self.tile = differ_from, by, tile
-        self.together_from = together_from
+        self.can_batch, self.together_from = can_batch, together_from
         """From how many tokens of all rows on passes over several rows give other logits."""
         self.fed: Counter[int] = Counter()
         self.num_begun = 0
@@ -150,17 +151,10 @@ def test_passes_are_bounded_and_counted() -> None:
     assert engine.num_begun == 33
 
 
-def decided(engine: SteppedEngine, *, most_rows: int = 1, **settings: Any) -> tuple[bool, Drafts, int]:
+def decided(engine: SteppedEngine, **settings: Any) -> tuple[bool, Drafts, int]:
     """Whether nothing can be drafted, the drafts, and the number of steps."""
     drafts = Drafts(rewinds=True, sizes=(1,))
-    trial = DraftTrial(
-        cast(Runner, engine),
-        Memory(),
-        drafts,
-        Settings(model="any", **settings),
-        clock=engine.clock,
-        most_rows=most_rows,
-    )
+    trial = DraftTrial(cast(Runner, engine), Memory(), drafts, Settings(model="any", **settings), clock=engine.clock)
     for number in range(1, 1000):
         if trial.step():
             return True, drafts, number
@@ -186,12 +180,12 @@ def test_where_no_pass_gives_the_same_nothing_is_drafted() -> None:
 
 
 def test_groups_draft_with_the_passes_that_are_the_same_and_save_time() -> None:
-    _, drafts, _ = decided(SteppedEngine(tile=16), most_rows=8)
+    _, drafts, _ = decided(SteppedEngine(tile=16, can_batch=True))
     assert {num: drafts.group(num).sizes for num in (2, 3, 4)} == {2: (1, 8), 3: (1, 5, 8), 4: (1, 4, 8)}
     assert drafts.group(4).costs.relative(8) == pytest.approx(2)
     # More were not tried, and one row has what it has alone.
     assert drafts.group(5).sizes == (1,) and drafts.sizes == (1, 16, 32)
-    _, drafts, _ = decided(SteppedEngine(tile=16, together_from=12), most_rows=8)
+    _, drafts, _ = decided(SteppedEngine(tile=16, together_from=12, can_batch=True))
     assert {num: drafts.group(num).sizes for num in (2, 3, 4)} == {2: (1, 5), 3: (1, 3), 4: (1, 2)}
 
 
@@ -199,7 +193,7 @@ def test_what_decodes_alone_tries_no_groups() -> None:
     engine = SteppedEngine()
     _, drafts, _ = decided(engine)
     assert engine.num_begun == 33 and drafts.group(2).sizes == (1,)
-    _, drafts, _ = decided(SteppedEngine(), most_rows=2)
+    _, drafts, _ = decided(SteppedEngine(can_batch=True), max_batch=2)
     assert drafts.group(2).sizes[-1] == 8 and drafts.group(3).sizes == (1,)
 
 

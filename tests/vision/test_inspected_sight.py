@@ -10,6 +10,7 @@ import pytest
 
 from reprise.cli.inspection import inspect_model, learnt_file
 from reprise.core.errors import LoadFailed
+from reprise.core.settings import Settings
 from reprise.engine.models import vision
 from reprise.engine.models.load import check_config, load_model
 from reprise.engine.running.outline import outline_of
@@ -41,7 +42,7 @@ def test_the_layers_are_known_without_loading(family: str) -> None:
     ],
 )
 def test_inspect_says_how_a_model_sees(family: str, tokens: int, ways: tuple[str, ...]) -> None:
-    images = inspect_model(seeing(family), budget=1 << 30).images
+    images = inspect_model(seeing(family), Settings(model="any", drafts="off"), budget=1 << 30).images
     assert images is not None
     assert images.source.startswith("mlx-vlm ")
     assert images.sees_itself_in == ways
@@ -72,7 +73,8 @@ def test_what_is_printed_of_learning_has_images(family: str, written: str, told:
 
 
 def test_inspect_says_that_a_model_takes_text_alone() -> None:
-    assert inspect_model(load_model(str(seeing_model("qwen3_5")), images="off"), budget=1 << 30).images is None
+    blind = load_model(str(seeing_model("qwen3_5")), images="off")
+    assert inspect_model(blind, Settings(model="any", drafts="off"), budget=1 << 30).images is None
 
 
 def test_a_family_that_only_the_extra_has_is_refused_without_it(

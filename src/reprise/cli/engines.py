@@ -32,7 +32,7 @@ from reprise.core.follow import bound_for
 from reprise.core.inspection import OnDisk
 from reprise.core.kinds import Footprint
 from reprise.core.metrics import totals_line
-from reprise.core.settings import Settings
+from reprise.core.settings import OFF, Settings
 from reprise.core.sizes import nbytes_text
 from reprise.engine.machine import read_machine
 from reprise.engine.memory import budget_of_all, freeze_heap, leave_thread, max_state_nbytes, process_nbytes
@@ -133,6 +133,8 @@ class ServingEngines:
                 log.info("%s", line)
             if loaded.head is not None:
                 log.info("head (MTP): %s", describe_head(loaded))
+            if loaded.embedder is None:
+                log.info("drafts: %s", engine.status().drafting or OFF)
             if (line := disk_line(self._of_first, engine.status().disk)) is not None:
                 log.info("%s", line)
         read = read_machine if group is None else group.read_machines

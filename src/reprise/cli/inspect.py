@@ -48,7 +48,7 @@ def inspect(
             typer.echo(json.dumps(facts, indent=2) if as_numbers else "\n".join(lines))
             return
         budget = share.of(memory.device_bytes()) if share is not None else memory.default_budget(loaded.nbytes)
-        inspection = inspect_model(loaded, budget=budget)
+        inspection = inspect_model(loaded, settings, budget=budget)
     if as_numbers:
         typer.echo(json.dumps(as_json(inspection), indent=2))
     else:

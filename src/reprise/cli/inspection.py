@@ -19,6 +19,7 @@ from reprise.chat.text_model import TextModel
 from reprise.core.clock import monotonic
 from reprise.core.errors import BadRequest
 from reprise.core.kinds import Chunk, Footprint, Full, KvKind, Layout, Window
+from reprise.core.settings import Settings
 from reprise.core.sizes import nbytes_text
 from reprise.engine.models.load import LoadedModel, find_vision, load_text_model, model_type_of
 from reprise.engine.models.vision import blank_image
@@ -26,6 +27,7 @@ from reprise.engine.running.batching import reason_to_run_alone
 from reprise.engine.running.runner import Runner
 from reprise.engine.states.blueprint import HiddenSpec, KvSpec, PartsSpec, Spec, StateSpec
 from reprise.engine.states.seeing import Positions, Vision
+from reprise.loop.draft_trial import drafting_at_once
 from reprise.plan.checkpoints import interval_tokens, make_plan
 from reprise.schedule.state import LAST_SLICE
 
@@ -118,14 +120,20 @@ class TemplateReport:
     cache_bytes: int
     chats: tuple[Chats, ...]
     head: str
+    drafts: str
+    """What a trial on this device says of them."""
     images: Images | None = None
     """None: it takes text alone."""
 
 
-def inspect_model(loaded: LoadedModel, *, budget: int) -> TemplateReport:
-    """Look at a loaded model; `budget` is what the cache may hold, in bytes. Runs the model on a few tokens."""
+def inspect_model(loaded: LoadedModel, settings: Settings, *, budget: int) -> TemplateReport:
+    """Look at a loaded model; `budget` is what the cache may hold, in bytes. Runs it on a few tokens.
+
+    `settings`: say whether drafts are tried, which takes some hundred short passes.
+    """
     alone = reason_to_run_alone(loaded)
-    footprint = Runner(loaded, can_batch=alone is None).footprint
+    runner = Runner(loaded, can_batch=alone is None)
+    footprint = runner.footprint
     layout = loaded.blueprint.layout
     interval = interval_tokens(checkpoint_nbytes=footprint.checkpoint, kv_nbytes_per_token=footprint.full)
     behavior: TemplateBehavior | None = None
@@ -154,6 +162,7 @@ def inspect_model(loaded: LoadedModel, *, budget: int) -> TemplateReport:
         cache_bytes=budget,
         chats=tuple(idle_chats(tokens, footprint, budget) for tokens in CHAT_TOKENS),
         head=describe_head(loaded),
+        drafts=drafting_at_once(runner, settings, clock=monotonic),
         images=images_of(loaded),
     )
 

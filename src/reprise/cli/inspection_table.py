@@ -40,6 +40,7 @@ def _model(inspection: TemplateReport) -> Iterator[tuple[str, str]]:
     yield "context", context
     yield "layers", ", ".join(f"{layers.num} × {layers.kind}" for layers in inspection.layers)
     yield "head (MTP)", inspection.head
+    yield "drafts", inspection.drafts
     yield "resumes at", inspection.resumes
     yield "batches", "together" if inspection.alone is None else f"alone: {inspection.alone}"
     yield "images", "none: text alone" if inspection.images is None else _images(inspection.images)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
 from reprise.core.clock import Clock
-from reprise.core.settings import AUTO, DRAFTS_ALWAYS, DRAFTS_EXACT, OFF, Settings
+from reprise.core.settings import AUTO, DRAFTS_ALWAYS, DRAFTS_EXACT, NEVER, OFF, Settings
 from reprise.drafts.benefit import PASS_SIZES, TRIED_SIZES, PassCosts
 from reprise.drafts.drafter import Drafts, EarlierTexts, GroupPasses
 from reprise.engine.running.pass_trial import MOST_ROWS, NEAR_TIE, SHORT, PassTrial
@@ -28,10 +29,27 @@ def make_drafts(runner: Runner, mode: str, *, earlier: EarlierTexts) -> Drafts |
 
     Unless they are made always, nothing is drafted until a `DraftTrial` has set the sizes.
     """
-    if mode == OFF or not runner.can_verify:
+    if mode == OFF or never_drafted(runner) is not None:
         return None
     sizes = PASS_SIZES if mode == DRAFTS_ALWAYS else PASS_SIZES[:1]
     return Drafts(rewinds=runner.loaded.blueprint.rewinds, sizes=sizes, earlier=earlier)
+
+
+def never_drafted(runner: Runner) -> str | None:
+    """Why no drafts are made of this model on any device; None: a trial says it."""
+    why = runner.why_never_verifies
+    return None if why is None else f"not made: {why}"
+
+
+def drafting_at_once(runner: Runner, settings: Settings, *, clock: Clock) -> str:
+    """What is known of drafts on this device, as in /health, by a trial that nothing waits for."""
+    drafts = make_drafts(runner, settings.drafts, earlier=lambda namespace: ())
+    if drafts is None:
+        return never_drafted(runner) or OFF
+    trial = DraftTrial(runner, Memory(), drafts, replace(settings, background=NEVER), clock=clock)
+    while trial.due_in_s is not None:
+        trial.step()
+    return trial.verdict
 
 
 def tolerance_of(mode: str) -> float:
@@ -50,13 +68,11 @@ class DraftTrial:
         settings: Settings,
         *,
         clock: Clock,
-        most_rows: int = 1,
     ) -> None:
-        """`most_rows`: of the largest group that decodes."""
         self._runner = runner
         self._memory = memory
         self._drafts = drafts
-        self._most_rows = most_rows
+        self._most_rows = settings.max_batch if runner.can_batch else 1
         self._tolerance = tolerance_of(settings.drafts)
         self._background = settings.background
         self._clock = clock

@@ -35,7 +35,7 @@ from reprise.engine.running.runner import SHARES_FROM, Runner, TokenFailure, Tok
 from reprise.loop.admission import Gate, PromptRoom
 from reprise.loop.audit import Audit
 from reprise.loop.disk import OpenedDisks
-from reprise.loop.draft_trial import DraftTrial, make_drafts
+from reprise.loop.draft_trial import DraftTrial, make_drafts, never_drafted
 from reprise.loop.embedding import EmbeddingQueue
 from reprise.loop.executor import Executor
 from reprise.loop.head_drafts import DraftingHead
@@ -137,16 +137,7 @@ class Worker:
         )
         """None: the model has no head, or nothing is drafted."""
         self._trial = (
-            None
-            if self.drafts is None
-            else DraftTrial(
-                self.runner,
-                self.memory,
-                self.drafts,
-                settings,
-                clock=clock,
-                most_rows=self.limits.max_batch if self.runner.can_batch else 1,
-            )
+            None if self.drafts is None else DraftTrial(self.runner, self.memory, self.drafts, settings, clock=clock)
         )
         self._allowance = StepAllowance(self.limits.max_stall_s, clock=clock)
         self.disk = DiskTier(
@@ -339,7 +330,7 @@ class Worker:
     @property
     def drafting(self) -> str | None:
         """What is known of drafts on this device, for /health; None: they are off."""
-        return None if self._trial is None else self._trial.verdict
+        return never_drafted(self.runner) if self._trial is None else self._trial.verdict
 
     def _give_up_trial(self) -> bool:
         return self._trial is not None and self._trial.give_up()

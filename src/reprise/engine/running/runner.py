@@ -105,9 +105,11 @@ class Runner:
         return entries + 2 * footprint.snapshot + MOST_WAITING * footprint.waiting
 
     @property
-    def can_verify(self) -> bool:
-        """Whether the model can verify drafts: passes over several tokens are correct and can be undone."""
-        return self.loaded.blueprint.can_undo and self.loaded.architecture not in TOKEN_BY_TOKEN
+    def why_never_verifies(self) -> str | None:
+        """Why the model cannot verify drafts; None: passes over several tokens are correct and can be undone."""
+        if not self.loaded.blueprint.can_undo:
+            return "a layer of an unknown class cannot undo tokens"
+        return TOKEN_BY_TOKEN.get(self.loaded.architecture)
 
     @property
     def live_nbytes(self) -> int:
