@@ -8,11 +8,11 @@ and say what a device with such costs would gain. `head` is the trained head tha
 others are companions (`--draft-model`) in its place: `same` is the model itself, the most that there is; `random` has
 other weights and is of no use. All sides look earlier text up, too; `looked up` is that alone.
 
-With `--measure` nothing is fixed: the head, one with random weights and no drafts at all answer the same turns, one
-behind the other, in another order each time, once the trials behind `--drafts auto` are over. What is compared is all
-the time that the answers took from their first tokens to their last, by the clock and of processors (which other
-programs disturb less, and of which a pass over several tokens takes more threads), and by the clock to their end, when
-they are stored. The interval is a bootstrap over the turns.
+With `--measure` nothing is fixed: the head, one with random weights, look-ups alone and no drafts at all answer the
+same turns, one behind the other, in another order each time, once the trials behind `--drafts auto` are over. What is
+compared is all the time that the answers took from their first tokens to their last, by the clock and of processors
+(which other programs disturb less, and of which a pass over several tokens takes more threads), and by the clock to
+their end, when they are stored. The interval is a bootstrap over the turns.
 """
 
 import argparse
@@ -302,6 +302,7 @@ def speed_interval(plain: Sequence[float], other: Sequence[float]) -> tuple[floa
 def demo_sides(folder: Path) -> dict[str, TimedSide]:
     return {
         "without": TimedSide(DEMO, drafts="off"),
+        "looked up": TimedSide(DEMO, drafts="auto", mtp="off"),
         "head": TimedSide(DEMO, drafts="auto", mtp=str(HEAD)),
         "random": TimedSide(DEMO, drafts="auto", mtp=str(random_head(folder / "random"))),
     }
@@ -328,16 +329,16 @@ def measure(sides: Mapping[str, TimedSide], num_chats: int, num_turns: int, temp
     for side in sides.values():
         side.engine.close(timeout_s=30)
     for name, side in sides.items():
-        print(f"{name:8}", end="")
-        for unit, plain, own in zip(
-            UNITS, zip(*times["without"], strict=True), zip(*times[name], strict=True), strict=True
-        ):
-            low, high = speed_interval(plain, own)
-            print(f" {sum(plain) / sum(own):.3f} ({low:.3f} to {high:.3f}) {unit};", end="")
         print(
-            f" {side.num_accepted:,} of {side.num_drafted:,} guessed tokens accepted, {len(times[name])} turns",
-            flush=True,
+            f"{name}: {side.num_accepted:,} of {side.num_drafted:,} guessed tokens accepted, {len(times[name])} turns"
         )
+        for base in ("without", "looked up"):
+            print(f"    beside {base:9}", end="")
+            columns = zip(UNITS, zip(*times[base], strict=True), zip(*times[name], strict=True), strict=True)
+            for unit, plain, own in columns:
+                low, high = speed_interval(plain, own)
+                print(f" {sum(plain) / sum(own):.3f} ({low:.3f} to {high:.3f}) {unit};", end="")
+            print(flush=True)
 
 
 def main() -> None:

@@ -221,6 +221,7 @@ def test_rows_that_come_and_go_write_what_waits_before(architecture: str) -> Non
         batch.forward(loaded.model, mx.array([[int(TOKENS[length])] for length in batch.lengths]))
         assert num_waiting(batch) == step + 1
     twin = batch.copy_rows([1])
+    assert num_waiting(batch) == 0
     batch.forward(loaded.model, mx.array([[int(TOKENS[length])] for length in batch.lengths]))
     batch.keep_rows([0, 2])
     assert num_waiting(batch) == num_waiting(twin) == 0
@@ -288,7 +289,8 @@ def test_what_waits_is_written_before_the_head_guesses(architecture: str) -> Non
 
 
 def test_no_more_than_some_tokens_wait_and_their_bytes_are_counted_and_foreseen() -> None:
-    loaded = loaded_with_head("qwen3_5")
+    # One of attention alone, of which nothing else grows within its reservation.
+    loaded = loaded_with_head("glm4_moe")
     runner = Runner(loaded, can_batch=True)
     text = np.resize(TOKENS, 30 + MOST_WAITING + 4)
     runner.drop(prefilled(runner, text))
@@ -301,10 +303,11 @@ def test_no_more_than_some_tokens_wait_and_their_bytes_are_counted_and_foreseen(
         before, foreseen = runner.live_nbytes, runner.growth_to_decode([live], 1)
         runner.prefill([live], [token])
         waited.append(num_waiting(live.rows))
-        assert runner.live_nbytes - before <= foreseen
+        assert runner.live_nbytes - before <= foreseen == runner.footprint.waiting
         assert runner.live_nbytes <= most
+        if waited[-1] == MOST_WAITING - 1:
+            assert settled_memory() - memory <= runner.live_nbytes + _SPARE
     assert waited == [*range(1, MOST_WAITING), 0, *range(1, 5)]
-    assert runner.live_nbytes - waited[-1] * runner.footprint.waiting >= settled_memory() - memory - _SPARE
     live.rows.write_waiting()
     assert gap(entries(live.rows), entries(fed(loaded, text))) < 1e-3
 

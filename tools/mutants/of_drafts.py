@@ -208,7 +208,7 @@ DRAFTS_MUTANTS = (
     _mutant(
         "SequenceBatch.nbytes",
         "hidden states that wait are not counted",
-        "sum(tokens.nbytes for tokens in self.hidden.waiting)",
+        "self.hidden.waiting_nbytes",
         "0",
         (*_HEAD, "-k", "no_more_than_some"),
     ),

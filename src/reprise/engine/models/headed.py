@@ -140,6 +140,9 @@ class MtpHead(Head):
 class HeadedModel(GuessingModel):
     """A model of mlx-lm and its head. The caches are the model's, then the head's, then the last hidden state."""
 
+    _text: Any
+    _body: Any
+
     def __init__(
         self, model: nn.Module, head: Head, *, text_at: str = "", body: str = "model", embedding: str = "embed_tokens"
     ) -> None:
@@ -148,11 +151,15 @@ class HeadedModel(GuessingModel):
         super().__init__()
         self.model = model
         self.head = head
-        self._text_at, self._body, self._embedding = text_at, body, embedding
+        self._num_own, self._embedding = head.num_caches, embedding
+        text = getattr(model, text_at) if text_at else model
+        # Found without the search among a module's children, several times a pass, and not twice among these.
+        object.__setattr__(self, "_text", text)
+        object.__setattr__(self, "_body", getattr(text, body, None))
 
     def __call__(self, inputs: mx.array, *, cache: list[Any]) -> mx.array:
         main, own, last = self._parts(cache)
-        hidden = getattr(self._text, self._body)(inputs, cache=main)
+        hidden = self._body(inputs, cache=main)
         self._follow(FollowedTokens(inputs, last.follow(hidden), None), own, last)
         return self.logits(hidden)
 
@@ -215,7 +222,7 @@ class HeadedModel(GuessingModel):
     def embed_tokens(self, tokens: mx.array) -> mx.array:
         """Tokens as the model's first layer gets them."""
         embedded = self._embed(tokens)
-        scale = getattr(getattr(self._text, self._body), "embed_scale", None)
+        scale = getattr(self._body, "embed_scale", None)
         return embedded if scale is None else embedded * scale
 
     def logits(self, hidden: mx.array) -> mx.array:
@@ -226,16 +233,12 @@ class HeadedModel(GuessingModel):
         return logits if cap is None else mx.tanh(logits / cap) * cap
 
     def _parts(self, cache: list[Any]) -> tuple[list[Any], list[FullLayer], HiddenLayer]:
-        num = len(cache) - 1 - self.head.num_caches
+        num = len(cache) - 1 - self._num_own
         return cache[:num], cast(list[FullLayer], cache[num:-1]), cast(HiddenLayer, cache[-1])
 
     @property
     def _embed(self) -> Any:
-        return getattr(getattr(self._text, self._body), self._embedding)
-
-    @property
-    def _text(self) -> Any:
-        return getattr(self.model, self._text_at) if self._text_at else self.model
+        return getattr(self._body, self._embedding)
 
 
 class HeadedSeeingModel(HeadedModel, SeeingModel):

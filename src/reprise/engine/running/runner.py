@@ -578,5 +578,5 @@ def footprint_of(model: nn.Module, blueprint: Blueprint) -> Footprint:
         each={kind: -(-nbytes // len(rows.layers(kind))) for kind, nbytes in by_kind.items()},
         snapshot=source.snapshot_nbytes() if layout.has_snapshots else 0,
         logits=logits.shape[-1] * logits.dtype.size,
-        waiting=0 if rows.hidden is None else sum(tokens.nbytes for tokens in rows.hidden.waiting),
+        waiting=0 if rows.hidden is None else rows.hidden.waiting_nbytes,
     )

@@ -568,10 +568,6 @@ class FollowedTokens:
     hidden: mx.array
     positions: mx.array | None
 
-    @property
-    def nbytes(self) -> int:
-        return self.tokens.nbytes + self.hidden.nbytes
-
     @staticmethod
     def joined(several: Sequence["FollowedTokens"]) -> "FollowedTokens":
         """All of these tokens, in this order."""
@@ -616,6 +612,13 @@ class HiddenLayer(StateLayer):
         """The last hidden state; zeros of the width and dtype of `like` if it is unknown."""
         last = self.cache[0]
         return mx.zeros((self.num_rows, 1, like.shape[-1]), like.dtype) if last is None else last
+
+    @property
+    def waiting_nbytes(self) -> int:
+        """Bytes of what waits. Asked for in each step: every token takes the same."""
+        return len(self.waiting) * (
+            self.waiting[0].tokens.nbytes + self.waiting[0].hidden.nbytes if self.waiting else 0
+        )
 
     def undo_waiting(self, num: int) -> None:
         """Undo the last `num` tokens, at least one, all of one pass: if they do not wait, none does."""

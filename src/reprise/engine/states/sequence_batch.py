@@ -113,7 +113,7 @@ class SequenceBatch:
     def nbytes(self) -> int:
         """Bytes of all buffers, including spare capacity."""
         kept = [] if self.ahead is None else list(self.ahead.before.values())
-        waiting = 0 if self.hidden is None else sum(tokens.nbytes for tokens in self.hidden.waiting)
+        waiting = 0 if self.hidden is None else self.hidden.waiting_nbytes
         return sum(layer.nbytes for layer in self.kv_layers()) + self.state_nbytes + count_bytes(kept) + waiting
 
     def arrays(self) -> list[mx.array]:
