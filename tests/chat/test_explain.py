@@ -110,6 +110,15 @@ def test_cold_then_nothing_new_then_new_tokens() -> None:
     assert explanation.diverged_at is None
 
 
+def test_a_cold_request_continues_nothing_that_came_while_it_was_answered() -> None:
+    renderer = RememberingServer("keeps_everything").renderer
+    rendered = renderer.render(chat(system(), ASK))
+    renderer.render(chat(system(), user("What is the weather in Rome?")))
+    num = len(rendered.prompt)
+    outcome = Outcome(num_prompt=num, num_matched=0, num_reused=0, num_prefilled=num, reason=Reason.COLD)
+    assert renderer.explain(rendered, outcome).reason is Reason.COLD
+
+
 @pytest.mark.parametrize("template", ["strips_thinking", "think_in_prompt", "keeps_in_loop"])
 @pytest.mark.parametrize("thought", ["It is sunny.", "Really?"])
 def test_thinking_that_is_said_again_is_stripped_where_it_was(template: str, thought: str) -> None:

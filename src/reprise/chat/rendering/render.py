@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import lru_cache, partial
+from itertools import count
 from threading import Lock
 from typing import Any, Literal, Protocol, cast
 
@@ -105,6 +106,7 @@ class Renderer:
         self._recent: Memo[int, Rendered] = Memo(nbytes=self.settings.recent_nbytes, size=_rendered_nbytes)
         self._latest: dict[int, None] = {}
         """The keys of the latest chats in `_recent`, in the order of their last requests."""
+        self._numbers = count(1)
         self._lock = Lock()
 
     def render(self, request: ChatRequest, *, is_final: bool = True) -> Rendered:
@@ -159,6 +161,7 @@ class Renderer:
             notes=(*notes, *found.notes),
             dates=dates.texts(moment),
             previous=previous,
+            number=next(self._numbers),
         )
         if is_final:
             self._keep(rendered)
@@ -284,13 +287,17 @@ class Renderer:
         self._seen(tuple(messages))
 
     def _earlier(self, rendered: Rendered) -> Iterator[Rendered]:
-        """What this request may continue, the likeliest first: other chats' prompts that begin as it does at last."""
+        """What this request may continue, the likeliest first: other chats' prompts that begin as it does at last.
+
+        Not those that came while it was answered.
+        """
         if rendered.previous is not None:
             yield rendered.previous
         with self._lock:
             keys = tuple(self._latest)
         tokens = rendered.prompt.tokens
-        others = [each for key in keys if (each := self._recent.get(key)) is not None and each.text != rendered.text]
+        known = [each for key in keys if (each := self._recent.get(key)) is not None and each.number < rendered.number]
+        others = [each for each in known if each.text != rendered.text]
         yield from sorted(others, key=lambda each: common_prefix(each.prompt.tokens, tokens), reverse=True)[
             :_NUM_LIKELY
         ]

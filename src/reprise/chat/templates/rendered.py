@@ -48,7 +48,8 @@ class Rendered:
     `context` is how it was rendered, `history` the messages before they were put into the form that the template takes.
     `parts_of`: finds its parts when they are first asked for, which is after the answer.
     `is_thinking_open`: the prompt ends inside thinking. `dates` are the date texts that the template was given.
-    `previous` is the latest rendering known of the same chat, for explanations; it has no `previous` itself.
+    `previous` is the latest rendering known of the same chat, for explanations; it has no `previous` itself. `number`:
+    later renderings have a higher one.
     """
 
     context: RenderContext
@@ -61,6 +62,7 @@ class Rendered:
     notes: tuple[str, ...] = ()
     dates: tuple[str, ...] = ()
     previous: "Rendered | None" = None
+    number: int = 0
 
     @property
     def request(self) -> ChatRequest:
