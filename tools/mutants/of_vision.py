@@ -94,6 +94,13 @@ VISION_MUTANTS = (
         _FEATURES,
     ),
     _mutant(
+        "_correct",
+        "a tower keeps the wrong activation",
+        "isinstance(module, nn.GELU) and approximation is not None",
+        "False",
+        ("tests/vision/test_transformers.py", "-k", "kimi"),
+    ),
+    _mutant(
         "_Numbering.cut",
         "every image of a prompt has the number of the first",
         "num, counts_from = self.num, self.counts_from",

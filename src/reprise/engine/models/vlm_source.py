@@ -22,6 +22,7 @@ import mlx.core as mx
 import numpy as np
 from cachetools import LRUCache
 from mlx import nn
+from mlx.utils import tree_unflatten
 from mlx_vlm import utils as vlm_utils
 from mlx_vlm.models.cache import make_prompt_cache
 from PIL import Image as Pictures
@@ -48,6 +49,18 @@ SOURCE = f"mlx-vlm {version('mlx-vlm')}"
 
 _BOTH_WAYS: Mapping[str, frozenset[type[KvKind]]] = {"gemma3": frozenset((Full, Window))}
 """Model type → the kinds of layers in which images attend both ways, where the configuration does not say."""
+
+_GELU: Mapping[str, Mapping[str, str]] = {
+    "kimi_vl": {"vision_tower.blocks.": "tanh"},
+    "minicpmv4_6": {"merger.": "none"},
+    "qwen3_vl_moe": {
+        "vision_tower.blocks.": "tanh",
+        "vision_tower.merger.": "none",
+        "vision_tower.deepstack_merger_list.": "none",
+    },
+}
+"""Model type → beginnings of modules' names → which GELU the reference has where mlx-vlm has the other: its tanh
+approximation ("tanh") or the exact one ("none")."""
 
 _MOST_EXPANSIONS = 512
 _HANDED_OVER_NBYTES = 64 << 20
@@ -239,6 +252,7 @@ def model_and_reader(
     `files`: see `Sight`.
     """
     facts = cast(Any, whole).config
+    files += _correct(whole, str(config.get("model_type")))
     merge = int(getattr(facts.vision_config, "spatial_merge_size", 0) or getattr(facts, "spatial_merge_size", 0) or 1)
     picture = _trial_picture()
     written = _written_for_image(text)
@@ -256,6 +270,16 @@ def model_and_reader(
         numbering = _numbering(processor, marker, picture, expansion.tokens)
         return model, VlmReader(processor, marker=marker, placeholder=placeholder, merge=merge, numbering=numbering)
     raise LoadFailed("its chat template has no place for images, or its processor does not know how to fill it.")
+
+
+def _correct(whole: nn.Module, kind: str) -> str:
+    """Give a model of this type the reference's activations; returns what was changed, for `Sight.files`."""
+    rules = _GELU.get(kind, {})
+    for name, module in whole.named_modules():
+        approximation = next((rules[start] for start in rules if name.startswith(start)), None)
+        if isinstance(module, nn.GELU) and approximation is not None:
+            whole.update_modules(tree_unflatten([(name, nn.GELU(approximation))]))
+    return "".join(f" {start}{approximation}" for start, approximation in rules.items())
 
 
 def _both_ways(config: Mapping[str, Any]) -> frozenset[type[KvKind]]:
