@@ -34,6 +34,16 @@ _SIZES = {
     "num_key_value_heads": 2,
     "head_dim": 32,
 }
+_TOWER = {"num_hidden_layers": 2, "hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2}
+_RECURRENT = {
+    "num_hidden_layers": 2,
+    "full_attention_interval": 2,
+    "linear_num_value_heads": 4,
+    "linear_num_key_heads": 2,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    "linear_conv_kernel_dim": 4,
+}
 _NORMALISED = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
 
 
@@ -118,10 +128,7 @@ def _gemma3(of: Ids) -> dict[str, Any]:
     }
     vision = {
         "model_type": "siglip_vision_model",
-        "num_hidden_layers": 2,
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "num_attention_heads": 2,
+        **_TOWER,
         "patch_size": 8,
         "image_size": 64,
     }
@@ -160,10 +167,7 @@ def _gemma4(of: Ids) -> dict[str, Any]:
     }
     vision = {
         "model_type": "gemma4_vision",
-        "num_hidden_layers": 2,
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "num_attention_heads": 2,
+        **_TOWER,
         "num_key_value_heads": 2,
         "head_dim": 16,
         "global_head_dim": 16,
@@ -198,13 +202,7 @@ FAMILIES: Mapping[str, SeeingFamily] = {
             "qwen3_5",
             {
                 "model_type": "qwen3_5_text",
-                "num_hidden_layers": 2,
-                "full_attention_interval": 2,
-                "linear_num_value_heads": 4,
-                "linear_num_key_heads": 2,
-                "linear_key_head_dim": 16,
-                "linear_value_head_dim": 16,
-                "linear_conv_kernel_dim": 4,
+                **_RECURRENT,
                 "rope_parameters": {
                     "rope_type": "default",
                     "mrope_section": [3, 3, 2],
@@ -352,11 +350,8 @@ def _qwen2_5(of: Ids) -> dict[str, Any]:
 def _pixtral_vision(patch: int) -> dict[str, Any]:
     return {
         "model_type": "pixtral",
-        "num_hidden_layers": 2,
-        "hidden_size": 32,
+        **_TOWER,
         "head_dim": 16,
-        "intermediate_size": 64,
-        "num_attention_heads": 2,
         "image_size": 128,
         "patch_size": patch,
         "num_channels": 3,
@@ -419,11 +414,8 @@ def _internvl(of: Ids) -> dict[str, Any]:
         "llm_config": {**_SIZES, "model_type": "qwen2", "num_hidden_layers": 2, "rope_theta": 10000.0},
         "vision_config": {
             "model_type": "intern_vit_6b",
-            "hidden_size": 32,
-            "num_attention_heads": 2,
+            **_TOWER,
             "patch_size": 14,
-            "num_hidden_layers": 2,
-            "intermediate_size": 64,
             "image_size": 56,
         },
         "image_token_index": of("<IMG_CONTEXT>"),
@@ -450,14 +442,11 @@ def _kimi(of: Ids) -> dict[str, Any]:
         },
         "vision_config": {
             "model_type": "moonvit",
+            **_TOWER,
             "depth": 2,
-            "num_hidden_layers": 2,
             "embed_dim": 32,
-            "hidden_size": 32,
             "num_heads": 2,
-            "num_attention_heads": 2,
             "patch_size": 14,
-            "intermediate_size": 64,
             "init_pos_emb_height": 8,
             "init_pos_emb_width": 8,
             "merge_kernel_size": [2, 2],
@@ -488,10 +477,7 @@ def _lfm2(of: Ids) -> dict[str, Any]:
         },
         "vision_config": {
             "model_type": "siglip2_vision_model",
-            "hidden_size": 32,
-            "intermediate_size": 64,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 2,
+            **_TOWER,
             "image_size": 128,
             "patch_size": 16,
             "num_patches": 64,
@@ -509,13 +495,7 @@ def _minicpm(of: Ids) -> dict[str, Any]:
         "text_config": {
             **_SIZES,
             "model_type": "qwen3_5_text",
-            "num_hidden_layers": 2,
-            "full_attention_interval": 2,
-            "linear_num_value_heads": 4,
-            "linear_num_key_heads": 2,
-            "linear_key_head_dim": 16,
-            "linear_value_head_dim": 16,
-            "linear_conv_kernel_dim": 4,
+            **_RECURRENT,
             "rope_parameters": {
                 "type": "default",
                 "mrope_section": [2, 1, 1],
@@ -525,10 +505,7 @@ def _minicpm(of: Ids) -> dict[str, Any]:
         },
         "vision_config": {
             "model_type": "siglip",
-            "hidden_size": 32,
-            "intermediate_size": 64,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 2,
+            **_TOWER,
             "image_size": 112,
             "patch_size": 14,
         },

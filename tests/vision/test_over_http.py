@@ -89,6 +89,8 @@ def test_the_next_turn_computes_what_is_new_and_encodes_what_is_new(family: str)
             num_known = record["prompt_tokens"]
             chat += [says(said), shows("And this? ", image, "Say.") if image is not None else shows("Go on.")]
             assert record["images_encoded"] == (1 if image is OTHER else num_encoded)
+            # Of the first image nothing is known.
+            assert (record["images_foreseen_s"] > 0) == (record["spans"]["images"] > 0 and image is not OTHER)
         said = answer(client, chat)
         assert said == answer(cold, chat)
         record = latest(client)

@@ -251,12 +251,7 @@ class HeadedSeeingModel(HeadedModel, SeeingModel):
         self.sight = model.sight
 
     def __call__(
-        self,
-        tokens: mx.array,
-        *,
-        cache: list[Any],
-        positions: mx.array | None = None,
-        inputs: PassInputs | None = None,
+        self, tokens: mx.array, *, cache: list[Any], positions: mx.array | None = None, inputs: PassInputs | None = None
     ) -> mx.array:
         main, own, last = self._parts(cache)
         logits, hidden = self.model.with_hidden(tokens, cache=main, positions=positions, inputs=inputs)

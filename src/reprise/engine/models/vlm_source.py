@@ -111,12 +111,7 @@ class VlmModel(SeeingModel):
         return ImageFeatures(rows=rows, deep=deep, places=prepared.places)
 
     def __call__(
-        self,
-        tokens: mx.array,
-        *,
-        cache: list[Any],
-        positions: mx.array | None = None,
-        inputs: PassInputs | None = None,
+        self, tokens: mx.array, *, cache: list[Any], positions: mx.array | None = None, inputs: PassInputs | None = None
     ) -> mx.array:
         return self._run(tokens, cache, positions, inputs).logits
 

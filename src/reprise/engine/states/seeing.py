@@ -145,12 +145,7 @@ class SeeingModel(nn.Module):
         raise NotImplementedError
 
     def __call__(
-        self,
-        tokens: mx.array,
-        *,
-        cache: list[Any],
-        positions: mx.array | None = None,
-        inputs: PassInputs | None = None,
+        self, tokens: mx.array, *, cache: list[Any], positions: mx.array | None = None, inputs: PassInputs | None = None
     ) -> mx.array:
         """The logits of a pass. `positions`: shape ``(3, rows, n)``, None if it knows them by itself."""
         raise NotImplementedError
