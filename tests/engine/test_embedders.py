@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -50,7 +51,9 @@ def test_vectors_and_scores_are_those_of_transformers(name: str) -> None:
     assert np.abs(_vectors(loaded, _inputs(loaded)) - np.array(RECORDED[name])).max() < _ROUNDING
 
 
-@pytest.mark.parametrize("name", ["bert", "nomic_bert", "qwen3", "gemma3_text", "bert-rerank"])
+@pytest.mark.parametrize(
+    "name", ["bert", "nomic_bert", "modernbert", "qwen3", "gemma3_text", "bert-rerank", "modernbert-rerank"]
+)
 def test_together_as_alone_and_whole_as_in_chunks(name: str) -> None:
     loaded = _loaded(name)
     inputs = _inputs(loaded)
@@ -145,6 +148,36 @@ def test_a_decoder_with_code_of_its_own_is_refused(tmp_path: Path, said: dict[st
     (folder / "config.json").write_text(json.dumps(config))
     with pytest.raises(LoadFailed, match="made by code in its folder"):
         load_model(str(folder))
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"attention_bias": True}, "biases in part"),
+        ({"rope_parameters": {"full_attention": {"rope_type": "yarn", "factor": 4.0}}}, "rotary positions are scaled"),
+        ({"hidden_activation": "tanh"}, "its activation 'tanh'"),
+    ],
+)
+def test_a_modernbert_that_is_computed_otherwise_is_refused(change: dict[str, Any], told: str, tmp_path: Path) -> None:
+    folder = tmp_path / "modernbert"
+    shutil.copytree(embedder("modernbert"), folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | change))
+    with pytest.raises(LoadFailed, match=told):
+        load_model(str(folder))
+
+
+def test_sizes_are_read_under_the_names_of_newer_configurations(tmp_path: Path) -> None:
+    folder = tmp_path / "modernbert"
+    shutil.copytree(embedder("modernbert"), folder)
+    config = json.loads((folder / "config.json").read_text())
+    kinds = ["full_attention", "sliding_attention", "full_attention"]
+    ropes = {"full_attention": config.pop("global_rope_theta"), "sliding_attention": config.pop("local_rope_theta")}
+    del config["global_attn_every_n_layers"]
+    config |= {"layer_types": kinds, "rope_parameters": {kind: {"rope_theta": base} for kind, base in ropes.items()}}
+    (folder / "config.json").write_text(json.dumps(config))
+    loaded = load_model(str(folder))
+    assert np.abs(_vectors(loaded, _inputs(loaded)) - np.array(RECORDED["modernbert"])).max() < _ROUNDING
 
 
 def test_a_classifier_of_several_classes_is_no_reranker(tmp_path: Path) -> None:

@@ -70,6 +70,28 @@ _NOMIC = {
     "mlp_fc2_bias": False,
     "pad_token_id": 0,
 }
+_MODERNBERT = {
+    "architectures": ["ModernBertModel"],
+    "model_type": "modernbert",
+    "hidden_size": WIDTH,
+    "num_attention_heads": NUM_HEADS,
+    "num_hidden_layers": 3,
+    "intermediate_size": INNER,
+    "vocab_size": VOCABULARY,
+    "max_position_embeddings": NUM_POSITIONS,
+    "global_attn_every_n_layers": 2,
+    "global_rope_theta": 160000.0,
+    "local_rope_theta": 1000.0,
+    "local_attention": 8,
+    "hidden_activation": "gelu",
+    "norm_eps": 1e-5,
+    "norm_bias": False,
+    "pad_token_id": 0,
+    "bos_token_id": 2,
+    "eos_token_id": 3,
+    "cls_token_id": 2,
+    "sep_token_id": 3,
+}
 _ATTENTION = {
     "hidden_size": WIDTH,
     "intermediate_size": 64,
@@ -96,8 +118,8 @@ _GEMMA = {
 }
 
 NORMALISED_MEAN = ("mean_tokens", True)
-NAMES = ("bert", "bert-bare", "bert-cls", "xlm-roberta", "nomic_bert", "qwen3", "gemma3_text", "dense")
-RERANKERS = ("bert-rerank", "xlm-roberta-rerank")
+NAMES = ("bert", "bert-bare", "bert-cls", "xlm-roberta", "nomic_bert", "modernbert", "qwen3", "gemma3_text", "dense")
+RERANKERS = ("bert-rerank", "xlm-roberta-rerank", "modernbert-rerank")
 MARKUP = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<think>", "</think>", "yes", "no")
 
 
@@ -127,6 +149,9 @@ def write_embedder(name: str, directory: Path) -> None:
         case "nomic_bert":
             _write(directory, _NOMIC, _nomic())
             _modules(directory, pooling="mean_tokens", normalises=False)
+        case "modernbert":
+            _write(directory, _MODERNBERT, _modernbert())
+            _modules(directory, pooling="cls_token", normalises=True)
         case "dense":
             _write(directory, _BERT, _bert(num_types=2))
             _modules(directory, pooling="mean_tokens", normalises=True, dense=24)
@@ -143,6 +168,15 @@ def write_embedder(name: str, directory: Path) -> None:
             }
             bert = _bert(num_types=1, num_positions=NUM_POSITIONS + 2, prefix="roberta.")
             _write(directory, config, {**bert, **_linears(head)})
+        case "modernbert-rerank":
+            head = {"head.dense.weight": (WIDTH, WIDTH), "head.norm.weight": (WIDTH,)}
+            config = {
+                **_MODERNBERT,
+                "architectures": ["ModernBertForSequenceClassification"],
+                "id2label": {"0": "LABEL_0"},
+                "classifier_pooling": "mean",
+            }
+            _write(directory, config, {**_modernbert("model."), **head, **_linears({"classifier": (1, WIDTH)})})
         case "qwen3" | "gemma3_text" | "yes-no":
             config = _GEMMA if name == "gemma3_text" else _QWEN3
             build_model(directory, config, markup=MARKUP, eos="<|endoftext|>", vocab_size=512)
@@ -218,6 +252,26 @@ def _nomic() -> dict[str, tuple[int, ...]]:
             **_norm(f"{layer}.norm2"),
         }
     return shapes
+
+
+def _modernbert(prefix: str = "") -> dict[str, tuple[int, ...]]:
+    shapes: dict[str, tuple[int, ...]] = {
+        "embeddings.tok_embeddings.weight": (VOCABULARY, WIDTH),
+        "embeddings.norm.weight": (WIDTH,),
+        "final_norm.weight": (WIDTH,),
+    }
+    for number in range(3):
+        layer = f"layers.{number}"
+        shapes |= {
+            f"{layer}.attn.Wqkv.weight": (3 * WIDTH, WIDTH),
+            f"{layer}.attn.Wo.weight": (WIDTH, WIDTH),
+            f"{layer}.mlp.Wi.weight": (2 * INNER, WIDTH),
+            f"{layer}.mlp.Wo.weight": (WIDTH, INNER),
+            f"{layer}.mlp_norm.weight": (WIDTH,),
+        }
+        if number > 0:
+            shapes[f"{layer}.attn_norm.weight"] = (WIDTH,)
+    return {f"{prefix}{name}": shape for name, shape in shapes.items()}
 
 
 def _modules(

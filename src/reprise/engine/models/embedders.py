@@ -282,20 +282,29 @@ class Dense(nn.Module):
 
 
 class ScoringHead(nn.Module):
-    """A classifier with one label: BERT's pooler, RoBERTa's two matrices, or one matrix on a decoder's last token."""
+    """A classifier with one label: BERT's pooler, RoBERTa's two matrices, ModernBERT's with a norm between them, or one
+    matrix on a decoder's last token."""
 
-    def __init__(self, first: nn.Linear | None, score: nn.Linear, pooling: Pooling) -> None:
+    def __init__(
+        self, first: nn.Linear | None, score: nn.Linear, pooling: Pooling, norm: nn.LayerNorm | None = None
+    ) -> None:
         super().__init__()
         if first is not None:
             self.first = first
-        self.has_first = first is not None
+        if norm is not None:
+            self.norm = norm
+        self.has_first, self.has_norm = first is not None, norm is not None
         self.score = score
         self.pooling = str(pooling)
 
     def result(self, hidden: mx.array, lengths: Sequence[int]) -> mx.array:
         """One row for each input."""
         state = pool(hidden, lengths, Pooling(self.pooling))
-        return mx.sigmoid(self.score(mx.tanh(self.first(state)) if self.has_first else state))
+        if self.has_norm:
+            state = self.norm(nn.gelu(self.first(state)))
+        elif self.has_first:
+            state = mx.tanh(self.first(state))
+        return mx.sigmoid(self.score(state))
 
 
 class AnswerHead(nn.Module):
@@ -328,7 +337,7 @@ def read_embedder(
         if plan.score == YES_NO:
             head = _answer_head(body, *_answers(tokenizer))
         elif plan.score == CLASSIFIER:
-            head = _classifier(tensors, body)
+            head = _classifier(tensors, body, config)
         else:
             head = PoolingHead(plan, [_dense(directory / path) for path in plan.denses])
     except LoadFailed as error:
@@ -445,7 +454,10 @@ def _dense(directory: Path) -> Dense:
     return Dense(_linear(_tensors(directory), "linear"), activation)
 
 
-def _classifier(tensors: Mapping[str, mx.array], body: EncoderBody | DecoderBody) -> ScoringHead:
+def _classifier(
+    tensors: Mapping[str, mx.array], body: EncoderBody | DecoderBody, config: Mapping[str, Any]
+) -> ScoringHead:
+    norm: nn.LayerNorm | None = None
     if isinstance(body, DecoderBody):
         first, score, pooling = None, _linear(tensors, "score"), Pooling.LAST
     elif "classifier.out_proj.weight" in tensors:
@@ -454,6 +466,13 @@ def _classifier(tensors: Mapping[str, mx.array], body: EncoderBody | DecoderBody
             _linear(tensors, "classifier.out_proj"),
             Pooling.CLS,
         )
+    elif "head.norm.weight" in tensors:
+        if config.get("classifier_activation", "gelu") != "gelu":
+            raise LoadFailed(f"its classifier's activation {config['classifier_activation']!r} is not gelu.")
+        first, score = _linear(tensors, "head.dense"), _linear(tensors, "classifier")
+        pooling = Pooling(config.get("classifier_pooling", "cls"))
+        norm = nn.LayerNorm(first.weight.shape[0], eps=config.get("norm_eps", 1e-5), bias="head.norm.bias" in tensors)
+        norm.load_weights([(n.removeprefix("head.norm."), w) for n, w in tensors.items() if n.startswith("head.norm.")])
     else:
         name = next((name for name in tensors if name.endswith("pooler.dense.weight")), "pooler.dense.weight")
         first, score, pooling = (
@@ -463,7 +482,7 @@ def _classifier(tensors: Mapping[str, mx.array], body: EncoderBody | DecoderBody
         )
     if score.weight.shape[0] != 1:
         raise LoadFailed(f"it sorts texts into {score.weight.shape[0]} classes; a reranker has one score.")
-    return ScoringHead(first, score, pooling)
+    return ScoringHead(first, score, pooling, norm)
 
 
 def _linear(tensors: Mapping[str, mx.array], name: str) -> nn.Linear:
