@@ -1,13 +1,14 @@
-"""What a prefill pass takes at its peak beside the layer states: what is reserved for it against what MLX reports.
+"""What a pass takes at its peak beside the layer states: what is reserved for it against what MLX reports.
 
     python -m bench.peak [--kinds "full attention" experts] [--chunks 128 512] [--depth 4096]
 
 A model of each layer kind with random weights, wider than those of the tests. A prompt is prefilled in chunks of each
 length. Per chunk: the price by the model's dimensions alone (a model's outline, `doctor`); the price once one pass of
 128 tokens was measured, as when a model is loaded; the price as it is when the pass comes, from all passes before it;
-and what it took. Of each prompt the chunk is shown that was underpriced most. Gates (exit status 1): no pass is
-priced below `LEAST` of what it takes, by the dimensions or by what was learnt; and a prompt that was seen once is
-priced at what it takes, less a tenth and `VARIES`, and at no more than `MOST` times that.
+and what it took. Of each prompt the chunk is shown that was underpriced most. Behind a prompt, rows of like length
+decode a token each, sampled, and eight each, as drafts are verified. Gates (exit status 1): no pass is priced below
+`LEAST` of what it takes, by the dimensions or by what was learnt; and a prompt that was seen once is priced at what it
+takes, less a tenth and `VARIES`, and at no more than `MOST` times that.
 """
 
 import argparse
@@ -19,17 +20,27 @@ import mlx.core as mx
 from mlx import nn
 
 from bench.restore import Gates
+from reprise.core.job import Sampling
 from reprise.core.pass_price import PassPrice
 from reprise.core.sizes import nbytes_text
 from reprise.engine import memory as device_memory
 from reprise.engine.running.pass_dimensions import price_by_dimensions
+from reprise.engine.running.runner import footprint_of
+from reprise.engine.running.sampler import sample
 from reprise.engine.states.blueprint import blueprint_of
 from reprise.engine.states.sequence_batch import SequenceBatch
 from tests.zoo.build import build_config
 from tests.zoo.catalogue import ZOO
 
-_WIDE = {"hidden_size": 256, "intermediate_size": 768, "num_attention_heads": 8, "num_key_value_heads": 2}
+_WIDE = {
+    "vocab_size": 16384,
+    "hidden_size": 256,
+    "intermediate_size": 768,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+}
 MEASURED = 128
+ROWS = 4
 LEAST = 0.8
 MOST = 2.6
 VARIES = 1 << 20
@@ -108,7 +119,9 @@ def passes(
 
 def examine(name: str, kind: PricedKind, chunks: Sequence[int], depth: int, gates: Gates) -> None:
     model, config = model_of(kind)
-    plain = price_by_dimensions(model, blueprint_of(model, kv_bits=kind.kv_bits, kv_group_size=32), config)
+    blueprint = blueprint_of(model, kv_bits=kind.kv_bits, kv_group_size=32)
+    logits_nbytes = footprint_of(model, blueprint).logits
+    plain = price_by_dimensions(model, blueprint, config, logits_nbytes=logits_nbytes)
     _, loaded = passes(model, kind, plain, plain, chunk=MEASURED, depth=MEASURED)
     for chunk in chunks:
         first, seen = passes(model, kind, plain, loaded, chunk=chunk, depth=depth)
@@ -127,6 +140,44 @@ def examine(name: str, kind: PricedKind, chunks: Sequence[int], depth: int, gate
         )
 
 
+def examine_decoding(name: str, kind: PricedKind, depth: int, gates: Gates) -> None:
+    """Passes over rows behind a prompt in chunks of 512."""
+    model, config = model_of(kind)
+    blueprint = blueprint_of(model, kv_bits=kind.kv_bits, kv_group_size=32)
+    price = price_by_dimensions(model, blueprint, config, logits_nbytes=footprint_of(model, blueprint).logits)
+    _, loaded = passes(model, kind, price, price, chunk=MEASURED, depth=MEASURED)
+    _, seen = passes(model, kind, price, loaded, chunk=512, depth=depth)
+    each: list[SequenceBatch] = []
+    for row in range(ROWS if blueprint.joins else 1):
+        rows = SequenceBatch(blueprint)
+        rows.reserve(depth + 64)
+        for start in range(0, depth - row, 512):
+            stop = min(start + 512, depth - row)
+            rows.forward(model, mx.array([[token % 200 for token in range(start, stop)]]))
+            mx.eval(rows.arrays())
+        each.append(rows)
+    rows, *others = each
+    rows.join(others)
+    for num in (1, 8):
+        total = num * rows.num_rows
+        shown: list[tuple[int, ...]] = []
+        for _ in range(4):
+            prices = [each.of(total, depth, num_outputs=total) for each in (price, loaded, seen)]
+            mx.synchronize()
+            before = device_memory.watch_peak()
+            logits = rows.forward(model, mx.array([[7] * num] * rows.num_rows)).reshape(total, -1)
+            wide = logits.astype(mx.float32)
+            logprobs = wide - mx.logsumexp(wide, axis=-1, keepdims=True)
+            keys = [mx.random.key(at) for at in range(total)]
+            mx.eval(sample(logprobs, Sampling(temperature=1.0), keys), rows.arrays())
+            shown.append((*prices, device_memory.read_peak(before).least))
+            del logits, wide, logprobs
+        worst = max(shown, key=lambda each: each[-1])
+        is_enough = min(worst[0], worst[2]) + VARIES >= LEAST * worst[-1]
+        numbers = "  ".join(f"{nbytes_text(n):>10}" for n in worst)
+        print(f"  {name:22} {rows.num_rows} x {num}  {depth:5}  {numbers}{gates.check(is_enough)}", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kinds", nargs="+", choices=list(KINDS), default=list(KINDS))
@@ -138,6 +189,7 @@ def main() -> None:
     print(f"  {'':22} chunk     at  {'  '.join(f'{head:>10}' for head in heads)}  again, of what it took")
     for name in options.kinds:
         examine(name, KINDS[name], options.chunks, options.depth, gates)
+        examine_decoding(name, KINDS[name], options.depth, gates)
     if gates.num_broken > 0:
         raise SystemExit(1)
 

@@ -80,6 +80,34 @@ def test_a_pass_is_charged_while_it_runs_and_makes_room_first(engine: DrivenEngi
     assert engine.ask(lambda worker: worker.memory.nbytes(Account.PASSES)) == 0
 
 
+@pytest.mark.parametrize("purpose", [Purpose.GENERATE, Purpose.PREFILL])
+def test_logits_are_charged_where_they_are_computed_and_room_is_made_for_them(
+    engine: DrivenEngine, purpose: Purpose
+) -> None:
+    """Of each token that decodes, and of a prompt that is scored as many at once as there are."""
+    keep_for_passes(engine, 0)
+    worker: Worker = engine.ask(lambda worker: worker)
+    is_scored = purpose is Purpose.PREFILL
+    for i in range(100):
+        engine.run(words(1100 + i, 400))
+        if engine.loop.status().counts.num_evictions > 0:
+            break
+    charged, over = list[int](), list[int]()
+
+    def look(*what: object) -> None:
+        assert worker.memory.budget is not None
+        charged.append(worker.memory.nbytes(Account.PASSES))
+        over.append(worker.memory.held - worker.memory.budget)
+
+    ACTIONS[Failpoint.PREFILL if is_scored else Failpoint.DECODE] = look
+    engine.run(words(950, 200), purpose=purpose, prompt_logprobs=0 if is_scored else None)
+    price = worker.executor.price
+    assert price.per_output >= 512 * 4 * 5
+    assert max(charged) >= (price.of(128, 0, num_outputs=128) if is_scored else price.of(1, 0, num_outputs=1))
+    assert max(over) <= 0
+    assert engine.ask(lambda worker: worker.memory.nbytes(Account.PASSES)) == 0
+
+
 def test_a_pass_that_fails_is_charged_no_longer(engine: DrivenEngine) -> None:
     keep_for_passes(engine, 0)
 

@@ -1,4 +1,4 @@
-"""What a prefill pass takes at its peak beside the layer states that it leaves: intermediate results. Pure."""
+"""What a pass takes at its peak beside the layer states that it leaves: intermediate results. Pure."""
 
 from __future__ import annotations
 
@@ -71,11 +71,13 @@ class PassPrice:
     fixed: float = 0.0
     per_token: float = 0.0
     per_key: float = 0.0
+    per_output: float = 0.0
+    """Of a token whose logits are computed, as in decoding: they are there beside the rest, and sampled from."""
     seen: Mapping[_Cell, _SeenPass] = field(default_factory=_nothing_seen)
     """The deepest pass by length and depth."""
 
     def __post_init__(self) -> None:
-        assert min(self.fixed, self.per_token, self.per_key) >= 0, self
+        assert min(self.fixed, self.per_token, self.per_key, self.per_output) >= 0, self
 
     def expected(self, num: int, position: int) -> float:
         """Bytes of a pass over `num` tokens, of all rows, at `position`, by the model's dimensions alone."""
@@ -87,14 +89,20 @@ class PassPrice:
         before = (position if isinstance(kind, Full) else min(position, kind.size) for kind in self.layout.kinds)
         return max((num + each for each in before), default=recurrent)
 
-    def of(self, num: int, position: int) -> int:
-        """Bytes of a pass over `num` tokens, of all rows, at `position`. O(cells that were seen)."""
+    def of(self, num: int, position: int, *, num_outputs: int = 0) -> int:
+        """Bytes of a pass over `num` tokens, of all rows, at `position`. O(cells that were seen).
+
+        `num_outputs`: of the tokens whose logits are computed.
+        """
+        return int(self._layers(num, position) + self.per_output * num_outputs)
+
+    def _layers(self, num: int, position: int) -> float:
         if not self.seen:
-            return int(self.expected(num, position))
+            return self.expected(num, position)
         length, depth = _cell(num, position)
         distances = {cell: abs(cell[0] - length) + abs(cell[1] - depth) for cell in self.seen}
         nearest = min(distances.values())
-        return int(max(self._like(cell, num, position) for cell in self.seen if distances[cell] == nearest))
+        return max(self._like(cell, num, position) for cell in self.seen if distances[cell] == nearest)
 
     def _like(self, cell: _Cell, num: int, position: int) -> float:
         """What a pass takes, judged by the one that was seen of a cell."""

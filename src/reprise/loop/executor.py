@@ -16,6 +16,7 @@ from reprise.engine import memory as device_memory
 from reprise.engine.running.live_sequence import LiveSequence
 from reprise.engine.running.pass_dimensions import price_by_dimensions
 from reprise.engine.running.runner import TokenFailure, TokenResult
+from reprise.engine.running.score import SCORED_AT_ONCE
 from reprise.loop.requests import Decoding, Prefilling, RunningRequest
 from reprise.loop.sequences import SequencePool
 from reprise.schedule.state import Slice, Speed
@@ -31,7 +32,8 @@ class Executor:
         self._context = context
         self._clock = clock
         self._speed = Speed()
-        self._price = price_by_dimensions(runner.loaded.model, runner.loaded.blueprint, runner.loaded.config)
+        loaded, logits_nbytes = runner.loaded, runner.footprint.logits
+        self._price = price_by_dimensions(loaded.model, loaded.blueprint, loaded.config, logits_nbytes=logits_nbytes)
 
     @property
     def speed(self) -> Speed:
@@ -39,7 +41,7 @@ class Executor:
 
     @property
     def price(self) -> PassPrice:
-        """What a prefill pass takes at its peak. Immutable; any thread may ask."""
+        """What a pass takes at its peak. Immutable; any thread may ask."""
         return self._price
 
     def prefill(self, requests: Sequence[RunningRequest], slices: Sequence[Slice]) -> None:
@@ -51,7 +53,7 @@ class Executor:
         # Logits of a scored prompt, and a tower that runs again within the pass, are not what others would take.
         is_plain = all(live.scorer is None for live in lives) and all(int(chunk.min()) >= 0 for chunk in chunks)
         before = device_memory.watch_peak()
-        with self._sequences.charged_for_pass(self._price.of(num, deepest)):
+        with self._sequences.charged_for_pass(self.price_to_prefill(lives, len(first), deepest)):
             self._runner.prefill(lives, chunks)
         if is_plain:
             self.note_peak(num, deepest, device_memory.read_peak(before))
@@ -92,11 +94,12 @@ class Executor:
         rows, lives = _rows(group, context=self._context), _lives(group)
         made = self._propose(group, rows, is_alone=is_alone)
         started_s = self._clock()
-        results = self._runner.decode(
-            lives,
-            drafts=[[] if draft is None else draft.tokens.tolist() for draft in made],
-            may_run_ahead=not any(row.drafts.holds_back for row in rows),
-        )
+        with self._sequences.charged_for_pass(self.price_to_decode(lives, made)):
+            results = self._runner.decode(
+                lives,
+                drafts=[[] if draft is None else draft.tokens.tolist() for draft in made],
+                may_run_ahead=not any(row.drafts.holds_back for row in rows),
+            )
         by_live = {id(result.live): result for result in results}
         taken = [result for live in lives if isinstance(result := by_live[id(live)], TokenResult)]
         if rows and len(rows) == len(taken):
@@ -128,8 +131,19 @@ class Executor:
         else:
             rooms = [PASS_SIZES[-1] if self._context is None else self._context - live.position for live in lives]
             made = propose_together(rows, most=min(rooms))
-        sizes = [row.num_fed + len(draft.tokens) for row, draft in zip(rows, made, strict=True) if draft is not None]
-        return made if sizes and self._sequences.fits_draft(lives, max(sizes)) else nothing
+        nbytes = self.price_to_decode(lives, made)
+        fits = any(made) and self._sequences.fits_draft(lives, _length(lives, made), pass_nbytes=nbytes)
+        return made if fits else nothing
+
+    def price_to_prefill(self, lives: Sequence[LiveSequence], num: int, deepest: int) -> int:
+        """What a pass takes over `num` tokens of each, where the last of them is at `deepest`."""
+        num_scored = min(num, SCORED_AT_ONCE) * sum(live.scorer is not None for live in lives)
+        return self._price.of(num * len(lives), deepest, num_outputs=num_scored)
+
+    def price_to_decode(self, lives: Sequence[LiveSequence], drafts: Sequence[Draft | None] = ()) -> int:
+        """What a pass takes that decodes, with drafts to verify: the logits of all its tokens are there."""
+        num, deepest = _length(lives, drafts) * len(lives), max(live.position for live in lives)
+        return self._price.of(num, deepest, num_outputs=num)
 
     # Measurements.
 
@@ -170,6 +184,15 @@ def _rows(group: Sequence[RunningRequest], *, context: int | None) -> list[Decod
         forced = live.ready.grammar_draft()
         rows.append(DecodingRow(drafts=drafts, num_fed=1 + len(live.unfed), most=most, forced=forced))
     return rows
+
+
+def _length(lives: Sequence[LiveSequence], drafts: Sequence[Draft | None]) -> int:
+    """The tokens of each sequence in a pass that decodes."""
+    each = drafts or [None] * len(lives)
+    return max(
+        1 + len(live.unfed) + (0 if draft is None else len(draft.tokens))
+        for live, draft in zip(lives, each, strict=True)
+    )
 
 
 def _lives(requests: Sequence[RunningRequest]) -> list[LiveSequence]:

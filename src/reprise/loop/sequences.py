@@ -166,9 +166,9 @@ class SequencePool:
         """Whether the next token of a sequence fits a budget without reclaiming anything."""
         return budget is None or self.runner.growth([live], 2) <= max(0, budget - self.memory.held)
 
-    def fits_draft(self, lives: Sequence[LiveSequence], num: int) -> bool:
+    def fits_draft(self, lives: Sequence[LiveSequence], num: int, *, pass_nbytes: int = 0) -> bool:
         """Whether a pass over `num` tokens of each fits without reclaiming anything, which a draft is not worth."""
-        return self.memory.fits(self.runner.growth_to_decode(lives, num))
+        return self.memory.fits(self.runner.growth_to_decode(lives, num) + beyond(self.kept_for_passes, pass_nbytes))
 
     # Memory.
 
@@ -200,9 +200,13 @@ class SequencePool:
         finally:
             self.memory.charge(Account.PASSES, -charged)
 
-    def reserve_to_decode(self, lives: Sequence[LiveSequence]) -> bool:
-        """Reclaim memory for the next token of each sequence. False if it does not fit."""
-        return self.memory.reserve(self.runner.growth_to_decode(lives))
+    def reserve_to_decode(self, lives: Sequence[LiveSequence], *, pass_nbytes: int = 0) -> bool:
+        """Reclaim memory for the next token of each sequence. False if it does not fit.
+
+        `pass_nbytes`: as in `reserve_to_prefill`.
+        """
+        growth = self.runner.growth_to_decode(lives)
+        return self.memory.reserve(growth + beyond(self.kept_for_passes, pass_nbytes))
 
     def share_duplicates(self) -> bool:
         """Replace the tree's copies of duplicates by spans of the sequences' buffers. False if there are none."""

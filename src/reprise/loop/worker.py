@@ -402,10 +402,9 @@ class Worker:
         for piece in slices:
             self._hold_images(self.requests[piece.id])
         num, deepest = len(slices[0]), max(piece.start for piece in slices)
-        price = self.executor.price
 
         def reserve(lives: Sequence[LiveSequence]) -> bool:
-            nbytes = price.of(num * len(lives), deepest)
+            nbytes = self.executor.price_to_prefill(lives, num, deepest)
             return self.sequences.reserve_to_prefill(lives, num, pass_nbytes=nbytes)
 
         fitting = self.preemption.until_fit([self.requests[piece.id] for piece in slices], reserve)
@@ -504,7 +503,12 @@ class Worker:
     def _decode(self, group: Sequence[RunningRequest], *, key: int | None) -> Iterator[tuple[RunningRequest, Result]]:
         """A token for each request of a group that still decodes, as far as memory allows. `key`: of the group."""
         decoding = [request for request in group if isinstance(request.phase, Decoding)]
-        decoding = self.preemption.until_fit(decoding, self.sequences.reserve_to_decode)
+
+        def reserve(lives: Sequence[LiveSequence]) -> bool:
+            nbytes = self.executor.price_to_decode(lives)
+            return self.sequences.reserve_to_decode(lives, pass_nbytes=nbytes)
+
+        decoding = self.preemption.until_fit(decoding, reserve)
         if len(decoding) == 1 and self.preemption.is_context_full(decoding[0], budget=self._gate.room.budget):
             self.requests.run_isolated(decoding[0], self._stop_for_memory)
             return

@@ -17,6 +17,8 @@ from reprise.engine.states.blueprint import Blueprint
 _FIXED_NBYTES = 1 << 20
 _COPIES = 2
 """Results are there twice for a moment: what an operation reads, and what it writes."""
+_OUTPUTS = 4
+"""Of logits: in single precision, as log-probabilities, with noise, and what one of these becomes."""
 _SCORES = 3
 """Of scores there is a third copy where sinks or a mask are put beside them."""
 
@@ -28,9 +30,13 @@ _UNKNOWN_CHOSEN = 8
 _LAYER = re.compile(r"(.*?\blayers|.*?\bh|.*?\bblocks)\.(\d+)\.")
 
 
-def price_by_dimensions(model: nn.Module, blueprint: Blueprint, config: Mapping[str, Any]) -> PassPrice:
+def price_by_dimensions(
+    model: nn.Module, blueprint: Blueprint, config: Mapping[str, Any], *, logits_nbytes: int
+) -> PassPrice:
     """The price of a pass: per token, what all matrices of the widest layer give; per token and key, a score of each
-    head, as if no kernel were fused.
+    head, as if no kernel were fused; per token whose logits are computed, these and what is sampled from.
+
+    `logits_nbytes`: of one token.
     """
     widths: dict[str, int] = defaultdict(int)
     chosen = _largest(config, _CHOSEN_EXPERTS, _UNKNOWN_CHOSEN)
@@ -44,6 +50,7 @@ def price_by_dimensions(model: nn.Module, blueprint: Blueprint, config: Mapping[
         fixed=_FIXED_NBYTES,
         per_token=_COPIES * size * max(widths.values(), default=0),
         per_key=_SCORES * size * _largest(config, _HEADS, _UNKNOWN_HEADS),
+        per_output=logits_nbytes * (1 + _OUTPUTS * 4 / size),
     )
 
 
