@@ -2,6 +2,8 @@
 
 from collections.abc import Iterator
 from itertools import pairwise
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
@@ -9,6 +11,7 @@ from reprise.core.errors import ContextTooLong
 from reprise.core.failpoints import ACTIONS, Failpoint
 from reprise.core.job import Purpose
 from reprise.core.pass_price import PassReading
+from reprise.engine.running.live_sequence import LiveSequence
 from reprise.loop.admission import PromptRoom
 from reprise.loop.worker import Worker
 from reprise.memory import Account
@@ -80,14 +83,9 @@ def test_a_pass_is_charged_while_it_runs_and_makes_room_first(engine: DrivenEngi
     assert engine.ask(lambda worker: worker.memory.nbytes(Account.PASSES)) == 0
 
 
-@pytest.mark.parametrize("purpose", [Purpose.GENERATE, Purpose.PREFILL])
-def test_logits_are_charged_where_they_are_computed_and_room_is_made_for_them(
-    engine: DrivenEngine, purpose: Purpose
-) -> None:
-    """Of each token that decodes, and of a prompt that is scored as many at once as there are."""
+def test_logits_are_charged_where_they_are_computed_and_room_is_made_for_them(engine: DrivenEngine) -> None:
     keep_for_passes(engine, 0)
     worker: Worker = engine.ask(lambda worker: worker)
-    is_scored = purpose is Purpose.PREFILL
     for i in range(100):
         engine.run(words(1100 + i, 400))
         if engine.loop.status().counts.num_evictions > 0:
@@ -99,13 +97,21 @@ def test_logits_are_charged_where_they_are_computed_and_room_is_made_for_them(
         charged.append(worker.memory.nbytes(Account.PASSES))
         over.append(worker.memory.held - worker.memory.budget)
 
-    ACTIONS[Failpoint.PREFILL if is_scored else Failpoint.DECODE] = look
-    engine.run(words(950, 200), purpose=purpose, prompt_logprobs=0 if is_scored else None)
+    ACTIONS[Failpoint.DECODE] = look
+    engine.run(words(950, 200))
     price = worker.executor.price
     assert price.per_output >= 512 * 4 * 5
-    assert max(charged) >= (price.of(128, 0, num_outputs=128) if is_scored else price.of(1, 0, num_outputs=1))
+    assert min(charged) >= price.of(1, 0, num_outputs=1) > price.of(1, 0)
     assert max(over) <= 0
     assert engine.ask(lambda worker: worker.memory.nbytes(Account.PASSES)) == 0
+
+
+def test_of_a_prompt_that_is_scored_some_logits_are_there_at_once(engine: DrivenEngine) -> None:
+    executor = engine.ask(lambda worker: worker.executor)
+    scored, plain = SimpleNamespace(scorer=object()), SimpleNamespace(scorer=None)
+    for num in (100, 400):
+        lives = cast(list[LiveSequence], [scored, plain])
+        assert executor.price_to_prefill(lives, num, 0) == executor.price.of(2 * num, 0, num_outputs=min(num, 256))
 
 
 def test_a_pass_that_fails_is_charged_no_longer(engine: DrivenEngine) -> None:
