@@ -447,16 +447,15 @@ def test_a_checkpoint_that_the_next_turn_repeats_supersedes_a_stable_one(
     assert older.is_superseded == is_superseded
 
 
-def test_a_turn_that_brings_little_does_not_displace_a_chat() -> None:
-    cache = store("cost", HYBRID, 740)
+def test_a_turn_displaces_a_chat_for_what_it_adds_to_its_own() -> None:
+    cache = store("cost", HYBRID, 510)
     idle, growing = run_of(1, 200), run_of(2, 400)
-    serve(cache, growing[:100], HYBRID)
     serve(cache, idle, HYBRID)
-    serve(cache, growing[:200], HYBRID)
-    assert serve(cache, growing[:240], HYBRID) == 200
-    assert serve(cache, growing[:260], HYBRID) == 240
-    serve(cache, growing[:270], HYBRID)
-    assert resumes_at(cache, idle) == 200, "ten tokens are computed again sooner than two hundred"
+    serve(cache, growing[:100], HYBRID)
+    serve(cache, growing[:120], HYBRID)
+    assert resumes_at(cache, idle) == 200, "twenty tokens are computed again sooner than two hundred"
+    serve(cache, growing[:390], HYBRID)
+    assert resumes_at(cache, growing) == 390
 
 
 def test_what_a_chat_has_passed_is_worth_what_others_use_of_it() -> None:
@@ -478,7 +477,7 @@ def test_a_system_prompt_counts_as_passed_while_the_chat_behind_it_is_stored() -
     assert not cache.order.candidate(start).is_passed, "the next turn may not repeat the answer"
     serve(cache, tokens, HYBRID)
     assert cache.order.candidate(start).is_passed
-    serve(cache, join_tokens(tokens[:20], run_of(2, 50)), HYBRID, kind=BoundaryKind.GENERATION_END, stable_at=20)
+    cache.release(cache.lease(cache.match(join_tokens(tokens[:20], run_of(2, 50))), 20))
     assert not cache.order.candidate(start).is_passed, "the chat that came last has nothing further on"
 
 
