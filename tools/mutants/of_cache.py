@@ -132,7 +132,7 @@ STORE = (
     ),
     _mutant(
         "PrefixCache._may_evict",
-        "what is superseded goes from under a lease",
+        "the checkpoint of a lease goes",
         "return all(lease.position != checkpoint.position for lease in node.leases)",
         "return True",
     ),
@@ -298,6 +298,34 @@ WORTH = (
         "an older stable position is worth as much as the newest",
         "return _TIPS | {BoundaryKind.STABLE}",
         "return _TIPS",
+        _POLICY,
+    ),
+    _mutant(
+        "superseded_kinds",
+        "only a stable checkpoint supersedes a stable one, whatever the next turn repeats",
+        "kind is BoundaryKind.STABLE or (kind in _TIPS and stable_at is not None and position <= stable_at)",
+        "kind is BoundaryKind.STABLE",
+        _POLICY,
+    ),
+    _mutant(
+        "EvictionOrder.new_candidate",
+        "a turn is worth its whole path",
+        "_current_below(walk.last, min(walk.length, position - 1))",
+        "0",
+        _POLICY,
+    ),
+    _mutant(
+        "_is_passed",
+        "whoever was last at a system prompt is behind it",
+        "below is None or below.last_visit != checkpoint.node.last_visit",
+        "below is None",
+        _POLICY,
+    ),
+    _mutant(
+        "ExpectedSaving.score",
+        "a chat resumes where it has passed",
+        "candidate.is_passed",
+        "False",
         _POLICY,
     ),
     _mutant(
