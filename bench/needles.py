@@ -42,7 +42,7 @@ def sizes() -> Mapping[str, int]:
         found["lines"] += num_lines
         found["lines without wings"] += 0 if is_wing else num_lines
         found["files"] += 1
-        found["classes"] += sum(isinstance(node, ast.ClassDef) for node in ast.counts(ast.parse(text)))
+        found["classes"] += sum(isinstance(node, ast.ClassDef) for node in ast.walk(ast.parse(text)))
     return found
 
 

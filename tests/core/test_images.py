@@ -3,7 +3,16 @@
 import numpy as np
 import pytest
 
-from reprise.core.images import ImageExpansion, ImageFile, PromptImage, digest_of, grid_positions, outside, path_tokens
+from reprise.core.images import (
+    ImageExpansion,
+    ImageFile,
+    PromptImage,
+    digest_of,
+    grid_positions,
+    of_namespace,
+    outside,
+    path_tokens,
+)
 from reprise.core.prompt import Boundary, BoundaryKind, Prompt
 from reprise.core.tokens import Span, as_tokens
 
@@ -31,6 +40,12 @@ def test_the_same_image_is_the_same_run_and_another_differs_from_its_first_place
     one, same, other = (path_tokens(expansion(), digest_of(content)) for content in (b"a", b"a", b"b"))
     assert one.tolist() == same.tolist()
     assert one[0] != other[0]
+
+
+def test_no_namespace_has_the_digest_of_another() -> None:
+    sent = image(0, 6).image
+    digests = {of_namespace(sent, name).digest for name in ("", "one", "two")}
+    assert len(digests) == 3 and sent.digest in digests
 
 
 def test_what_changes_the_pixels_changes_the_digest() -> None:
