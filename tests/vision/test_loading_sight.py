@@ -210,3 +210,6 @@ def test_a_model_without_sight_gets_no_placeholder() -> None:
     runner = Runner(replace(blind, vision=None), can_batch=True)
     with pytest.raises(AssertionError, match="below 0"):
         runner.prefill([runner.begin()], [prompt.tokens])
+    runner = Runner(seen, can_batch=True)
+    with pytest.raises(AssertionError, match="each placeholder"):
+        runner.prefill([runner.begin()], [prompt.tokens])

@@ -216,6 +216,14 @@ def test_what_a_request_holds_of_images_and_will_is_not_given_to_another(*, is_e
     engine.close()
 
 
+def test_features_that_a_request_has_still_to_be_prefilled_with_are_never_released() -> None:
+    engine = SeeingEngine("qwen3_vl")
+    ACTIONS[Failpoint.STEPPED] = lambda worker: worker.preemption.release_features()
+    engine.answer(engine.chat(["These: ", ONE, OTHER, THIRD, "Compare them."]))
+    assert engine.num_encoded == 3
+    engine.close()
+
+
 def test_a_prompt_whose_images_do_not_fit_beside_it_is_refused() -> None:
     plain = SeeingEngine("qwen3_vl")
     prompt = plain.chat(["These: ", ONE, OTHER, THIRD, "Compare them. " * 12])

@@ -136,6 +136,13 @@ VISION_MUTANTS = (
         (*_LOOP, "given_to_another"),
     ),
     _mutant(
+        "Preemption.release_features",
+        "features are released before the slice that needs them",
+        "each.span.stop > r.position",
+        "False",
+        (*_LOOP, "never_released"),
+    ),
+    _mutant(
         "PromptRoom.refusal",
         "a prompt whose image never fits is let in",
         "self.needed(num_prompt + num_slots) + self.features(images)",
