@@ -46,7 +46,7 @@ def sizes() -> Mapping[str, int]:
     return found
 
 
-class CallCounts:
+class CountedCalls:
     """The calls of the package's functions on all threads, while it is on."""
 
     def __init__(self) -> None:
@@ -72,36 +72,36 @@ class CallCounts:
         }
 
 
-def _chat(url: str, counts: CallCounts) -> None:
+def _chat(url: str, calls: CountedCalls) -> None:
     messages: list[dict[str, Any]] = []
     with httpx.Client(base_url=url, timeout=60) as client:
         for turn in range(2):
             messages.append({"role": "user", "content": f"Name {turn + 2} things that are blue, please."})
-            counts.is_on = turn == 1
+            calls.is_on = turn == 1
             body = {"messages": messages, "max_tokens": _TOKENS, "temperature": 0.0}
             reply = client.post("/v1/chat/completions", json=body).raise_for_status().json()
-            counts.is_on = False
+            calls.is_on = False
             messages.append(reply["choices"][0]["message"])
 
 
 def main() -> None:
-    counts = CallCounts()
-    threading.setprofile(counts.note)
+    calls = CountedCalls()
+    threading.setprofile(calls.note)
     with tempfile.TemporaryDirectory() as folder:
         build_model(Path(folder, "model"))
         listener = listen("127.0.0.1", 0)
 
         def ask() -> None:
             try:
-                _chat(f"http://127.0.0.1:{listener.getsockname()[1]}", counts)
+                _chat(f"http://127.0.0.1:{listener.getsockname()[1]}", calls)
             finally:
                 os.kill(os.getpid(), signal.SIGINT)
 
-        sys.setprofile(counts.note)
+        sys.setprofile(calls.note)
         threading.Thread(target=ask).start()
         run_server(Settings(model=str(Path(folder, "model")), disk_directory=str(Path(folder, "disk"))), listener, None)
         sys.setprofile(None)
-    for name, number in {**sizes(), **counts.counts()}.items():
+    for name, number in {**sizes(), **calls.counts()}.items():
         print(f"{number:7,}  {name}")
 
 

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from reprise.cache.lookup import Restore
 from reprise.core import allowance
 from reprise.core.errors import EngineFailed
 from reprise.core.failpoints import ACTIONS, Failpoint
@@ -17,7 +16,6 @@ from reprise.disk import read_ahead, tier
 from reprise.disk.tier import DiskTier
 from reprise.engine.running import records
 from reprise.engine.running.records import RestoringSequence
-from reprise.engine.running.runner import Runner
 from reprise.loop import sequences
 from reprise.loop.worker import Worker
 from reprise.memory import Account
@@ -280,16 +278,10 @@ def test_a_large_path_is_taken_over_in_small_steps_and_copied_once(
 
     ACTIONS[Failpoint.DISK_ADVANCE] = lambda: steps.append(0)
     monkeypatch.setattr(RestoringSequence, "work", working)
-    restored: list[int] = []
-    start_at = Runner.start
-
-    def starting(runner: Runner, restore: Restore, *, reserve: int) -> object:
-        restored.append(restore.position)
-        return start_at(runner, restore, reserve=reserve)
-
-    monkeypatch.setattr(Runner, "start", starting)
+    copied: list[int] = []
+    ACTIONS[Failpoint.BEGIN_RESTORE] = lambda position, keeps_full: keeps_full or copied.append(position)
     answer = engine.run(turn)
-    assert (answer.computed, answer.end.outcome.num_loaded, restored) == (3, len(turn) - 3, [])
+    assert (answer.computed, answer.end.outcome.num_loaded, copied) == (3, len(turn) - 3, [])
     # A part: a record, or one layer of it with the room for all of this layer's entries.
     assert len(steps) > len(turn) // BLOCK and max(steps) <= (len(turn) + 2 * 256 + BLOCK) * each
     assert answer.tokens == engine.cold(turn)
