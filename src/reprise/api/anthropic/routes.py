@@ -15,7 +15,6 @@ from reprise.api.http.sse import event_lines, while_connected
 from reprise.api.service.caller import with_body
 from reprise.api.service.exchange import AnswerDelta, AnswerEnd, Began, StillWaiting
 from reprise.api.service.reply import Reply
-from reprise.api.wire.background import refuse_unstreamed
 from reprise.api.wire.body_reading import api_router
 from reprise.api.wire.context import BackgroundHeader, Context, FromCaller, InContext, Namespace
 from reprise.api.wire.wire import Wire, respond, start_reply
@@ -68,9 +67,6 @@ async def create_message(
     is_background: BackgroundHeader = False,
 ) -> Response:
     """Answer a chat."""
-    is_streamed = body.stream is True
-    if not is_streamed:
-        refuse_unstreamed(is_background=is_background)
 
     async def start() -> MessagesWire:
         service = context.service
@@ -83,6 +79,7 @@ async def create_message(
         )
         return MessagesWire(context, reply)
 
+    is_streamed = body.stream is True
     return await respond(
         request, context, start, namespace=namespace, is_streamed=is_streamed, is_background=is_background
     )

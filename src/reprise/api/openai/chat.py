@@ -20,7 +20,6 @@ from reprise.api.openai.chat_reply import (
 from reprise.api.openai.chat_request import service_request_of
 from reprise.api.service.exchange import AnswerDelta, AnswerEnd, Began, StillWaiting
 from reprise.api.service.reply import Reply
-from reprise.api.wire.background import refuse_unstreamed
 from reprise.api.wire.body_reading import api_router
 from reprise.api.wire.context import BackgroundHeader, Context, FromCaller, InContext, Namespace
 from reprise.api.wire.wire import Wire, respond, start_reply
@@ -39,9 +38,6 @@ async def create_chat_completion(
     is_background: BackgroundHeader = False,
 ) -> Response:
     """Answer a chat."""
-    is_streamed = body.stream is True
-    if not is_streamed:
-        refuse_unstreamed(is_background=is_background)
 
     async def start() -> ChatWire:
         service = context.service
@@ -55,6 +51,7 @@ async def create_chat_completion(
         options = body.stream_options
         return ChatWire(context, reply, includes_usage=options is not None and options.include_usage is True)
 
+    is_streamed = body.stream is True
     return await respond(
         request, context, start, namespace=namespace, is_streamed=is_streamed, is_background=is_background
     )

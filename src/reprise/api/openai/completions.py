@@ -13,7 +13,6 @@ from reprise.api.openai.chat_reply import Decode, usage_body
 from reprise.api.openai.completions_body import CompletionsBody, service_requests_of
 from reprise.api.service.batch import Batch, start_batch
 from reprise.api.service.exchange import AnswerDelta, AnswerEnd, RawPrompt, ServiceRequest, StillWaiting, Usage
-from reprise.api.wire.background import refuse_unstreamed
 from reprise.api.wire.body_reading import api_router
 from reprise.api.wire.context import BackgroundHeader, Context, InContext, Namespace
 from reprise.api.wire.wire import Wire, respond
@@ -32,9 +31,6 @@ async def create_completion(
     is_background: BackgroundHeader = False,
 ) -> Response:
     """Continue a text."""
-    is_streamed = body.stream is True
-    if not is_streamed:
-        refuse_unstreamed(is_background=is_background)
 
     async def start() -> CompletionsWire:
         service = context.service
@@ -47,6 +43,7 @@ async def create_completion(
         num_at_once = max(1, service.limits.max_choices // requests[0].num_choices)
         return CompletionsWire(context, await start_batch(service, requests, num_at_once=num_at_once), body)
 
+    is_streamed = body.stream is True
     return await respond(
         request, context, start, namespace=namespace, is_streamed=is_streamed, is_background=is_background
     )

@@ -2,6 +2,8 @@
 
 import time
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 from uuid import uuid4
 
@@ -21,6 +23,49 @@ ItemStatus = Literal["completed", "incomplete"]
 _CLOSED = ""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _ItemKind:
+    """An item whose text grows in the events `response.TEXT.delta` up to `response.TEXT.done`."""
+
+    prefix: str
+    """Of its id."""
+    type: str
+    text: str
+    holds: str
+    """The field with the text when it is whole."""
+    part: str | None = None
+    """The type of the part that it is in; None: it is the field itself."""
+    index: str = "content_index"
+    fields: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """What the item has at first."""
+    more: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """What the text's events have besides."""
+
+
+_MESSAGE = _ItemKind(
+    prefix="msg",
+    type="message",
+    text="output_text",
+    holds="content",
+    part="output_text",
+    fields={"role": "assistant", "content": []},
+    more={"logprobs": []},
+)
+_REASONING = _ItemKind(
+    prefix="rs",
+    type="reasoning",
+    text="reasoning_text",
+    holds="content",
+    part="reasoning_text",
+    fields={"summary": []},
+)
+_SUMMARY = replace(
+    _REASONING, text="reasoning_summary_text", holds="summary", part="summary_text", index="summary_index"
+)
+_FUNCTION_CALL = _ItemKind(prefix="fc", type="function_call", text="function_call_arguments", holds="arguments")
+_CUSTOM_CALL = _ItemKind(prefix="ctc", type="custom_tool_call", text="custom_tool_call_input", holds="input")
+
+
 class OutputItems:
     """The output items of one answer as they grow. A whole answer has the same items, in the order in which they came.
 
@@ -31,10 +76,11 @@ class OutputItems:
     def __init__(self, *, callees: Mapping[str, Callee], has_summary: bool, has_seals: bool) -> None:
         self.items: list[dict[str, Any]] = []
         self._callees = callees
-        self._has_summary = has_summary
+        self._reasoning = _SUMMARY if has_summary else _REASONING
         self._has_seals = has_seals
+        self._kind = _MESSAGE
         self._key = _CLOSED
-        """What the open item holds."""
+        """What the open item holds, which is of `_kind`."""
         self._text = ""
         """The text of the open item so far."""
 
@@ -42,134 +88,75 @@ class OutputItems:
         events: list[Event] = []
         for delta in deltas:
             match delta:
-                case ReasoningDelta():
-                    events += self._open("reasoning", {"type": "reasoning", "summary": []}, prefix="rs")
-                    events += self._grow(delta.text)
-                case ContentDelta():
-                    message = {"type": "message", "role": "assistant", "content": list[Any]()}
-                    events += self._open("message", message, prefix="msg")
-                    events += self._grow(delta.text)
-                case ToolCallDelta():
-                    events += self._open(f"call {delta.index}", *self._call(delta))
-                    events += self._grow(delta.arguments)
+                case ReasoningDelta(text=text):
+                    events += self._open("reasoning", self._reasoning)
+                case ContentDelta(text=text):
+                    events += self._open("message", _MESSAGE)
+                case ToolCallDelta(arguments=text):
+                    callee = self._callees.get(delta.name or "", Callee(name=delta.name or ""))
+                    space = {} if callee.namespace is None else {"namespace": callee.namespace}
+                    called = {"call_id": delta.id, "name": callee.name, **space}
+                    events += self._open(
+                        f"call {delta.index}", _CUSTOM_CALL if callee.is_custom else _FUNCTION_CALL, called
+                    )
+            self._text += text
+            # A custom call's arguments are JSON text around the input: it is sent when it is complete.
+            if text != "" and self._kind is not _CUSTOM_CALL:
+                events.append(self._text_event("delta", {"delta": text}))
         return events
 
     def finish(self, *, status: ItemStatus) -> list[Event]:
         """The events at the end of the answer; the item that was being written has this status."""
-        return self._close(status=status)
-
-    @property
-    def _item(self) -> dict[str, Any]:
-        return self.items[-1]
-
-    @property
-    def _place(self) -> dict[str, Any]:
-        return {"item_id": self._item["id"], "output_index": len(self.items) - 1}
-
-    def _call(self, delta: ToolCallDelta) -> tuple[dict[str, Any], str]:
-        name = delta.name or ""
-        callee = self._callees.get(name, Callee(name=name))
-        called: dict[str, Any] = {"call_id": delta.id, "name": callee.name}
-        if callee.namespace is not None:
-            called["namespace"] = callee.namespace
-        if callee.is_custom:
-            return {"type": "custom_tool_call", **called, "input": ""}, "ctc"
-        return {"type": "function_call", **called, "arguments": ""}, "fc"
-
-    def _open(self, key: str, item: dict[str, Any], prefix: str) -> list[Event]:
-        if key == self._key:
-            return []
-        events = self._close(status="completed")
-        self._key, self._text = key, ""
-        self.items.append({"id": f"{prefix}_{uuid4().hex}", "status": "in_progress", **item})
-        # A copy: the item grows, and the event is the item as it was.
-        events.append(self._item_event("response.output_item.added", {"item": dict(self._item)}))
-        match self._item["type"]:
-            case "message":
-                events.append(self._part("response.content_part.added"))
-            case "reasoning" if self._has_summary:
-                events.append(self._part("response.reasoning_summary_part.added"))
-            case "reasoning":
-                events.append(self._part("response.content_part.added"))
-            case _:
-                pass
-        return events
-
-    def _grow(self, text: str) -> list[Event]:
-        self._text += text
-        if text == "":
-            return []
-        match self._item["type"]:
-            case "message":
-                fields: Event = {**self._place, "content_index": 0, "delta": text, "logprobs": []}
-                return [{"type": "response.output_text.delta", **fields}]
-            case "reasoning" if self._has_summary:
-                fields = {**self._place, "summary_index": 0, "delta": text}
-                return [{"type": "response.reasoning_summary_text.delta", **fields}]
-            case "reasoning":
-                return [{"type": "response.reasoning_text.delta", **self._place, "content_index": 0, "delta": text}]
-            case "function_call":
-                return [{"type": "response.function_call_arguments.delta", **self._place, "delta": text}]
-            case _:
-                # The arguments are JSON text around the input: it is sent when it is complete.
-                return []
-
-    def _close(self, *, status: ItemStatus) -> list[Event]:
         if self._key == _CLOSED:
             return []
-        item, text = self._item, self._text
-        item["status"] = status
+        item, kind, text = self.items[-1], self._kind, self._text
         events: list[Event] = []
-        match item["type"]:
-            case "message":
-                fields: Event = {**self._place, "content_index": 0, "text": text, "logprobs": []}
-                events = [
-                    {"type": "response.output_text.done", **fields},
-                    self._part("response.content_part.done"),
-                ]
-                item["content"] = [self._part_body()]
-            case "reasoning":
-                events = self._close_reasoning(item, text)
-            case "function_call":
-                item["arguments"] = text
-                fields = {**self._place, "name": item["name"], "arguments": text}
-                events = [{"type": "response.function_call_arguments.done", **fields}]
-            case _:
-                item["input"] = custom_input(text)
-                events = [
-                    {"type": "response.custom_tool_call_input.delta", **self._place, "delta": item["input"]},
-                    {"type": "response.custom_tool_call_input.done", **self._place, "input": item["input"]},
-                ]
-        events.append(self._item_event("response.output_item.done", {"item": dict(item)}))
+        if kind is _CUSTOM_CALL:
+            text = custom_input(text)
+            events = [self._text_event("delta", {"delta": text})]
+        if kind.type == "reasoning" and self._has_seals:
+            item["encrypted_content"] = encode_reasoning(text)
+        named = {"name": item["name"]} if kind is _FUNCTION_CALL else {}
+        events.append(self._text_event("done", {"text" if kind.part is not None else kind.holds: text, **named}))
+        events += self._part_events("done")
+        item |= {"status": status, kind.holds: text if kind.part is None else [self._part()]}
+        events.append(self._item_event("done"))
         self._key = _CLOSED
         return events
 
-    def _close_reasoning(self, item: dict[str, Any], text: str) -> list[Event]:
-        if self._has_seals:
-            item["encrypted_content"] = encode_reasoning(text)
-        if self._has_summary:
-            item["summary"] = [self._part_body()]
-            return [
-                {"type": "response.reasoning_summary_text.done", **self._place, "summary_index": 0, "text": text},
-                self._part("response.reasoning_summary_part.done"),
-            ]
-        item["content"] = [self._part_body()]
-        return [
-            {"type": "response.reasoning_text.done", **self._place, "content_index": 0, "text": text},
-            self._part("response.content_part.done"),
-        ]
+    def _open(self, key: str, kind: _ItemKind, called: Mapping[str, Any] | None = None) -> list[Event]:
+        if key == self._key:
+            return []
+        events = self.finish(status="completed")
+        self._key, self._kind, self._text = key, kind, ""
+        own = {} if kind.part is not None else {kind.holds: ""}
+        fields = {**deepcopy(dict(kind.fields)), **(called or {}), **own}
+        item_id = f"{kind.prefix}_{uuid4().hex}"
+        self.items.append({"id": item_id, "status": "in_progress", "type": kind.type, **fields})
+        return [*events, self._item_event("added"), *self._part_events("added")]
 
-    def _part_body(self) -> dict[str, Any]:
-        if self._item["type"] == "message":
-            return {"type": "output_text", "text": self._text, "annotations": [], "logprobs": []}
-        return {"type": "summary_text" if self._has_summary else "reasoning_text", "text": self._text}
+    @property
+    def _place(self) -> dict[str, Any]:
+        place = {"item_id": self.items[-1]["id"], "output_index": len(self.items) - 1}
+        return place if self._kind.part is None else {**place, self._kind.index: 0}
 
-    def _part(self, kind: str) -> Event:
-        index = "summary_index" if "summary" in kind else "content_index"
-        return {"type": kind, **self._place, index: 0, "part": self._part_body()}
+    def _text_event(self, ending: str, fields: Mapping[str, Any]) -> Event:
+        return {"type": f"response.{self._kind.text}.{ending}", **self._place, **fields, **self._kind.more}
 
-    def _item_event(self, kind: str, fields: dict[str, Any]) -> Event:
-        return {"type": kind, "output_index": len(self.items) - 1, **fields}
+    def _part(self) -> dict[str, Any]:
+        more = {"annotations": [], "logprobs": []} if self._kind is _MESSAGE else {}
+        return {"type": self._kind.part, "text": self._text, **more}
+
+    def _part_events(self, ending: str) -> list[Event]:
+        if self._kind.part is None:
+            return []
+        name = "reasoning_summary_part" if self._kind is _SUMMARY else "content_part"
+        return [{"type": f"response.{name}.{ending}", **self._place, "part": self._part()}]
+
+    def _item_event(self, ending: str) -> Event:
+        # A copy: the item grows, and the event is the item as it was.
+        place = len(self.items) - 1
+        return {"type": f"response.output_item.{ending}", "output_index": place, "item": dict(self.items[-1])}
 
 
 _ECHOED = (

@@ -95,7 +95,13 @@ async def create_response(
 
     try:
         return await respond(
-            request, context, start, namespace=namespace, is_streamed=is_streamed, is_background=is_background
+            request,
+            context,
+            start,
+            namespace=namespace,
+            is_streamed=is_streamed,
+            is_background=is_background,
+            has_state=True,
         )
     except ContextTooLong as error:
         if not is_streamed:

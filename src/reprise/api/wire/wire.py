@@ -15,6 +15,7 @@ from reprise.api.service.batch import Batch
 from reprise.api.service.caller import Caller
 from reprise.api.service.exchange import AnswerDelta, AnswerEnd, Began, ServiceRequest, StillWaiting
 from reprise.api.service.reply import Reply
+from reprise.api.wire.background import refuse_unstreamed
 from reprise.api.wire.context import Context
 from reprise.core.events import Sampled
 
@@ -121,8 +122,14 @@ async def respond(
     namespace: str,
     is_streamed: bool,
     is_background: bool = False,
+    has_state: bool = False,
 ) -> Response:
-    """The response of every API: one body, or a stream, which continues without its client if it `is_background`."""
+    """The response of every API: one body, or a stream, which continues without its client if it `is_background`.
+
+    `has_state`: the wire has one, so that an answer in the background need not be streamed.
+    """
+    if not is_streamed and not has_state:
+        refuse_unstreamed(is_background=is_background)
     if not is_streamed and not is_background:
         wire, body = await while_connected(request.receive, _whole(start))
         return JsonResponse(body, headers=wire.headers)
@@ -139,7 +146,7 @@ async def respond(
     answer = await context.background.begin(source, namespace=namespace, state=wire.state)
     if is_streamed:
         return answer.stream()
-    assert wire.state is not None, "only such APIs have background answers that are not streamed"
+    assert wire.state is not None, "it `has_state`"
     return JsonResponse(wire.state(), headers=wire.headers)
 
 
