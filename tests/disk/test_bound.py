@@ -317,6 +317,15 @@ def test_a_use_is_known_after_a_restart(tmp_path: Path) -> None:
         assert position(find(cache, [0, 0, 0])) == 3 and find(cache, [1, 1, 1]) is None
 
 
+def test_the_oldest_record_of_all_namespaces_goes_first(tmp_path: Path) -> None:
+    with opened(tmp_path) as cache:
+        for namespace in "bac":
+            put_path(cache, [1, 1, 1], namespace=namespace)
+        nbytes = cache.stats().nbytes
+    with opened(tmp_path, max_bytes=nbytes - 1) as cache:
+        assert [position(find(cache, [1, 1, 1], namespace=namespace)) for namespace in "bac"] == [0, 3, 3]
+
+
 def test_who_used_a_record_used_what_it_stands_on_also_after_a_restart(tmp_path: Path) -> None:
     clock = DirectoryClock()
     with opened(tmp_path, clock=clock) as cache:

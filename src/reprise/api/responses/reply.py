@@ -144,7 +144,7 @@ class OutputItems:
         return {"type": f"response.{self._kind.text}.{ending}", **self._place, **fields, **self._kind.more}
 
     def _part(self) -> dict[str, Any]:
-        more = {"annotations": [], "logprobs": []} if self._kind is _MESSAGE else {}
+        more: dict[str, Any] = {"annotations": [], "logprobs": []} if self._kind is _MESSAGE else {}
         return {"type": self._kind.part, "text": self._text, **more}
 
     def _part_events(self, ending: str) -> list[Event]:
