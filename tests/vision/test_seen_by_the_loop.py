@@ -166,6 +166,14 @@ def test_requests_that_take_turns_in_a_small_memory_encode_each_image_once(famil
     room = plain.ask(lambda worker: worker.runner.most_live_nbytes(400, chunk=64))
     plain.close()
     tight = SeeingEngine(family, cache_bytes=int(rooms * room), prefill_chunk=64)
+
+    def preempt(worker: Worker) -> None:
+        # Whether they ever lack memory at once depends on time.
+        running = worker.requests.running
+        if len(running) > 1 and worker.requests.counts["num_preemptions"] == 0 and all(r.generated for r in running):
+            worker.preemption.preempt(max(running, key=lambda request: request.arrived_s))
+
+    ACTIONS[Failpoint.STEPPED] = preempt
     running = tight.ask(lambda worker: [tight.begin(prompt, num=300) for prompt in prompts])
     assert [each.wait().tokens for each in running] == expected
     assert tight.loop.status().counts.num_preemptions > 0
