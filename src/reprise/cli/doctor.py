@@ -35,7 +35,6 @@ from reprise.core.installation import install_line, mend_line, this_installation
 from reprise.core.options import OFF
 from reprise.core.sizes import Amount, nbytes_text
 from reprise.disk.default_place import default_directory, default_nbytes, why_unusable
-from reprise.disk.folders.bucket import is_url, open_bucket
 
 
 class Severity(StrEnum):
@@ -235,6 +234,8 @@ def _disk(directory: str | None, nbytes: Amount) -> DoctorFinding:
     if directory == OFF:
         mend = "With --disk-cache DIRECTORY, prefixes survive a restart."
         return _odd("disk cache", "not used", mend)
+    from reprise.disk.folders.bucket import is_url  # noqa: PLC0415 (imports NumPy)
+
     if is_url(directory):
         return _bucket(directory)
     place = Path(directory).expanduser()
@@ -257,6 +258,8 @@ def _disk(directory: str | None, nbytes: Amount) -> DoctorFinding:
 
 def _bucket(url: str) -> DoctorFinding:
     """Whether an object store can be written, read and cleared."""
+    from reprise.disk.folders.bucket import open_bucket  # noqa: PLC0415
+
     try:
         bucket = open_bucket(url)
     except DiskUnusable as error:
