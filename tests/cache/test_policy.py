@@ -458,6 +458,19 @@ def test_a_turn_displaces_a_chat_for_what_it_adds_to_its_own() -> None:
     assert resumes_at(cache, growing) == 390
 
 
+@pytest.mark.parametrize(
+    ("sizes", "cost"), [(HYBRID, 20), (Sizes(full=1, window=1, window_tokens=8), 120)], ids=["snapshot", "entries"]
+)
+def test_a_snapshot_is_worth_what_it_adds_and_entries_the_path_that_needs_them(sizes: Sizes, cost: int) -> None:
+    cache, tokens = store("cost", sizes, None), run_of(1, 120)
+    serve(cache, tokens[:100], sizes)
+    kind = BoundaryKind.STABLE
+    new = cache.order.new_candidate(
+        cache.tree.walk(tokens, ""), 120, 50, kind=kind, stable_at=None, visit=None, is_auxiliary=False
+    )
+    assert new.cost == cost
+
+
 def test_what_a_chat_has_passed_is_worth_what_others_use_of_it() -> None:
     policy = ExpectedSaving()
     for at in range(8):

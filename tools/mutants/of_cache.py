@@ -309,8 +309,15 @@ WORTH = (
     ),
     _mutant(
         "EvictionOrder.new_candidate",
+        "entries are worth what a turn adds",
+        "leaving = superseded_kinds(position, kind, stable_at)",
+        "pass",
+        _POLICY,
+    ),
+    _mutant(
+        "EvictionOrder.new_candidate",
         "a turn is worth its whole path",
-        "_current_below(walk.last, min(walk.length, position - 1))",
+        "_current_below(walk.last, min(walk.length, position - 1), leaving=leaving)",
         "0",
         _POLICY,
     ),

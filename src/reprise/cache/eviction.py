@@ -199,15 +199,27 @@ class EvictionOrder:
         return start if trunk_at is None or end.position <= trunk_at else max(start, trunk_at)
 
     def new_candidate(
-        self, walk: Walk, position: int, nbytes: int, *, kind: BoundaryKind, visit: int | None, is_auxiliary: bool
+        self,
+        walk: Walk,
+        position: int,
+        nbytes: int,
+        *,
+        kind: BoundaryKind,
+        stable_at: int | None,
+        visit: int | None,
+        is_auxiliary: bool,
     ) -> EvictionCandidate:
         """What is known about a checkpoint of `nbytes` that a commit would add at `position`, past the walked path.
 
-        It saves what lies beyond the checkpoint that its chat has without it, even one that it would supersede.
+        A snapshot saves what lies beyond the checkpoint that its chat has without it, even one that it would supersede.
+        Entries are stored by a later commit if not by this one, so they are worth what the path without those saves.
         """
         below = walk.length
         if not self._tree.layout.resumes_anywhere:
-            below = _current_below(walk.last, min(walk.length, position - 1))
+            leaving = frozenset[BoundaryKind]()
+            if not self._tree.layout.has_snapshots:
+                leaving = superseded_kinds(position, kind, stable_at)
+            below = _current_below(walk.last, min(walk.length, position - 1), leaving=leaving)
         now = self._tree.clock + 1
         return EvictionCandidate(
             kind=kind,
@@ -241,12 +253,15 @@ def _freed_nbytes(checkpoint: Checkpoint, lower: int, *, is_end: bool) -> int:
     return nbytes
 
 
-def _current_below(node: Node, limit: int) -> int:
-    """The highest checkpoint ≤ `limit` on the path that is not superseded, or 0. O(checkpoints of the path between)."""
+def _current_below(node: Node, limit: int, *, leaving: frozenset[BoundaryKind] = frozenset()) -> int:
+    """The highest checkpoint ≤ `limit` on the path that is neither superseded nor of a kind in `leaving`, or 0.
+
+    O(checkpoints of the path between).
+    """
     above: Node | None = node
     while above is not None:
         for checkpoint in above.checkpoints.down_from(limit):
-            if _is_shared(checkpoint) or not checkpoint.is_superseded:
+            if _is_shared(checkpoint) or not (checkpoint.is_superseded or checkpoint.kind in leaving):
                 return checkpoint.position
         above = above.parent
     return 0

@@ -311,7 +311,9 @@ class PrefixCache:
                 visit = self.order.policy.number_of(tokens, namespace=namespace)
             if stable_at is not None and stable_at < position:
                 self.order.policy.leave_tail(tokens, stable_at, number=visit, namespace=namespace)
-            new = self.order.new_candidate(walk, position, nbytes, kind=kind, visit=visit, is_auxiliary=is_auxiliary)
+            new = self.order.new_candidate(
+                walk, position, nbytes, kind=kind, stable_at=stable_at, visit=visit, is_auxiliary=is_auxiliary
+            )
             replaced = self._replaced(walk, position, kind, stable_at) if needs_snapshot else []
             is_whole = nbytes == 0 or self._admit(nbytes, None if overrides_admission else new, replaced)
             if not is_whole:
