@@ -326,8 +326,8 @@ def test_window_entries_go_with_the_last_who_needs_them() -> None:
     for length in (20, 23):
         trial.commit(BASE[:length], kind=BoundaryKind.SYSTEM)
     trial.request(BASE[:23], limit=22)
-    assert trial.cache.evict_one(), "23, which saves less than 20"
-    trial.judge()
+    while trial.cache.evict_one():
+        trial.judge()
     trial.commit(BASE)
     trial.release(0)
     trial.judge_contents()

@@ -425,17 +425,6 @@ def test_a_path_that_fills_the_budget_grows_by_taking_the_place_of_where_its_req
     assert resumes_at(cache, tokens) == (230 if is_restored else 200), "what does not fit takes nobody's place"
 
 
-def test_a_path_that_fills_the_budget_grows_by_the_room_of_its_own_earlier_checkpoints() -> None:
-    cache = store("cost", HYBRID, 440)
-    tokens = run_of(1, 300)
-    assert serve(cache, tokens[:200], HYBRID) == 0
-    cache.commit(tokens[:5], SizedSource(HYBRID, 1), kind=BoundaryKind.SYSTEM)
-    assert serve(cache, tokens[:260], HYBRID) == 200
-    assert resumes_at(cache, tokens) == 260, "the lease on 200 does not protect the checkpoint at 5"
-    cache.check()
-    assert [c.position for c in cache.tree.checkpoints()] == [260]
-
-
 @pytest.mark.parametrize(("stable_at", "is_superseded"), [(120, True), (100, False)])
 def test_a_checkpoint_that_the_next_turn_repeats_supersedes_a_stable_one(
     *, stable_at: int, is_superseded: bool

@@ -4,8 +4,9 @@ Driven by Hypothesis (`test_laws.py`, `test_machine.py`) and by a random generat
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from reprise.cache.eviction import superseded_on
 from reprise.cache.lookup import Match
 from reprise.cache.node import Lease, SegmentSizes
 from reprise.cache.policy import Policy
@@ -48,6 +49,8 @@ class HeldLease:
     namespace: str
     tokens: tuple[int, ...]
     position: int
+    checkpoints: frozenset[tuple[str, tuple[int, ...]]]
+    """Those of the leased path."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -74,6 +77,8 @@ class CacheTrial:
     held: list[HeldLease] = field(default_factory=list[HeldLease])
     promises: dict[tuple[str, tuple[int, ...]], Promise] = field(default_factory=dict)
     evictions: int = 0
+    superseded: set[tuple[str, tuple[int, ...]]] = field(default_factory=set[tuple[str, tuple[int, ...]]])
+    """The checkpoints that a newer one had superseded when last looked at."""
 
     def __post_init__(self) -> None:
         self.cache = PrefixCache(
@@ -92,11 +97,13 @@ class CacheTrial:
         position = self.cache.resume_at(match, limit=len(tokens) - 1 if limit is None else limit)
         if is_held:
             self.num_changes += 1
+            path = {(namespace, tuple(tokens[:at])) for at in range(1, position + 1)}
             held = HeldLease(
                 lease=self.cache.lease(match, position),
                 namespace=namespace,
                 tokens=tuple(tokens),
                 position=position,
+                checkpoints=frozenset(path & self._checkpoints()),
             )
             self.held.append(held)
         return position
@@ -115,6 +122,8 @@ class CacheTrial:
         before, evictions, held = stored_in(self.cache), self.cache.stats.num_evictions, self.cache.nbytes
         match = self.cache.match(as_tokens(tokens), namespace=namespace)
         stood = match.length
+        older = superseded_on(match.walk.nodes, len(tokens), kind, None)
+        replaced = {(namespace, tuple(tokens[: each.position])) for each in older if each.position <= stood}
         source = HashSource(tokens, fails_after=fails_after)
         is_pinned = pinned_until > self.clock.now
         try:
@@ -123,7 +132,7 @@ class CacheTrial:
             )
         except SourceFailed:
             # Room had been made for it; what is still there is worth what it was.
-            done = None
+            done, self.superseded = None, self.superseded | (replaced - self._checkpoints())
         if done is not None and done.num_tokens > 0 and not done.is_resumable:
             # A beginning of it found room.
             assert self.cache.layout.resumes_anywhere and 0 < stood + done.num_tokens < len(tokens)
@@ -144,6 +153,8 @@ class CacheTrial:
         assert not any((namespace, kind, (*tokens[: at + 1],)) in before.entries for kind, at in copied) or (
             self.cache.stats.num_evictions > evictions
         ), "an entry was copied that was there"
+        # Beside those that were superseded before: the commit may have evicted some of them, or what it supersedes.
+        self.superseded |= self._checkpoints(only_superseded=True) | replaced
         self.stored.store(namespace, tokens)
         known = self.promises.get((namespace, tuple(tokens)))
         pinned_before = known.pinned_until if known is not None else 0.0
@@ -195,9 +206,15 @@ class CacheTrial:
         evicted = self.cache.stats.num_evictions - self.evictions
         self.evictions = self.cache.stats.num_evictions
         self._judge_promises(evicted)
-        for held in self.held:
+        checkpoints = self._checkpoints()
+        for at, held in enumerate(self.held):
             match = self.cache.match(as_tokens(held.tokens), namespace=held.namespace)
             assert self.cache.resume_at(match, limit=held.position) == held.position, "a leased path was evicted"
+            if not self.layout.resumes_anywhere:
+                gone = held.checkpoints - checkpoints
+                assert gone <= self.superseded, "a checkpoint of a leased path was evicted that nothing had superseded"
+                self.held[at] = replace(held, checkpoints=held.checkpoints - gone)
+        self.superseded = self._checkpoints(only_superseded=True)
 
     def _judge_promises(self, evicted: int) -> None:
         checkpoints = self._checkpoints()
@@ -271,14 +288,18 @@ class CacheTrial:
                 needed.store(held.namespace, held.tokens[: held.position])
             assert now.entries == needed.entries, "entries stayed that nothing needs, or needed ones went"
 
-    def _checkpoints(self) -> set[tuple[str, tuple[int, ...]]]:
+    def _checkpoints(self, *, only_superseded: bool = False) -> set[tuple[str, tuple[int, ...]]]:
         found: set[tuple[str, tuple[int, ...]]] = set()
         for namespace, root in self.cache.tree.roots.items():
             stack = [(root, ())]
             while stack:
                 node, prefix = stack.pop()
                 path = (*prefix, *map(int, node.tokens))
-                found.update((namespace, path[:position]) for position in node.checkpoints)
+                found.update(
+                    (namespace, path[:position])
+                    for position, mark in node.checkpoints.items()
+                    if mark.is_superseded or not only_superseded
+                )
                 stack.extend((child, path) for child in node.children.values())
         return found
 

@@ -8,6 +8,7 @@ import pytest
 
 from reprise.core.prompt import Prompt
 from reprise.core.sizes import Bytes
+from reprise.core.tokens import Span
 from reprise.disk.read_ahead import MIN_TOKENS
 from tests.loop.driving import SubmittedJob
 from tests.soak.lengths import times
@@ -61,7 +62,11 @@ def changed_chat(source: random.Random, chats: list[Chat]) -> Chat:
 def test_random_chats_with_images_are_answered_as_cold(family: str, seed: int, tmp_path: Path) -> None:
     source = random.Random(seed)
     plain = SeeingEngine(family, has_prefix_cache=False)
-    room = plain.ask(lambda worker: worker.runner.most_live_nbytes(1024, chunk=64))
+    room = plain.ask(
+        lambda worker: (
+            worker.runner.most_live_nbytes(1024, chunk=64) + worker.runner.features.most_nbytes_of_one([Span(0, 280)])
+        )
+    )
     disk: dict[str, Any] = {"disk_directory": str(tmp_path), "disk_bytes": Bytes(2 << 20), "disk_block": 16}
     small = SeeingEngine(family, cache_bytes=room, prefill_chunk=48, **disk)
     chats: list[Chat] = []

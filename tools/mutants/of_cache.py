@@ -132,7 +132,7 @@ STORE = (
     ),
     _mutant(
         "PrefixCache._may_evict",
-        "the checkpoint of a lease goes",
+        "what is superseded goes from under a lease",
         "return all(lease.position != checkpoint.position for lease in node.leases)",
         "return True",
     ),

@@ -542,7 +542,7 @@ class PrefixCache:
         return made
 
     # Removal. Only `reset` touches what a lease protects; only `reset`, `clear` and `drop_path` touch pins. A lease
-    # protects its path: the entries up to its position and the checkpoint there.
+    # protects its path, except for superseded checkpoints before its position.
 
     def evict_one(self) -> bool:
         """Evict the item with the lowest score. False if nothing may be evicted."""
@@ -624,9 +624,9 @@ class PrefixCache:
         if self.pins.holds(checkpoint):
             return False
         node = checkpoint.node
-        if not self.layout.resumes_anywhere:
-            # Requests on this path resumed further on. If leases protected what is below, one growing chat would fill
-            # the budget with it and have no room for its next checkpoint.
+        if checkpoint.is_superseded and not self.layout.resumes_anywhere:
+            # Requests on this path resumed further on. If leases protected superseded checkpoints, one growing chat
+            # would fill the budget with them and have no room for its next one.
             return all(lease.position != checkpoint.position for lease in node.leases)
         below = node.num_leases - len(node.leases)
         return below == 0 and all(lease.position < checkpoint.position for lease in node.leases)

@@ -99,7 +99,7 @@ class RadixTree:
         return next(name for name, known in self._roots.items() if known is root)
 
     def leased_nbytes(self) -> int:
-        """The bytes of full-attention entries up to the leases, and of the snapshots there. O(leased nodes)."""
+        """The bytes of full-attention entries and non-superseded snapshots up to the leases. O(leased nodes)."""
         nbytes = 0
         stack = [root for root in self._roots.values() if root.num_leases > 0]
         while stack:
@@ -112,7 +112,8 @@ class RadixTree:
                     nbytes += sum(segment.nbytes for segment in segments if segment.span.stop <= stop)
             leased = {lease.position for lease in node.leases}
             for checkpoint in node.checkpoints.values():
-                if checkpoint.snapshot is not None and checkpoint.position in leased:
+                is_needed = not checkpoint.is_superseded or checkpoint.position in leased
+                if checkpoint.snapshot is not None and checkpoint.position <= stop and is_needed:
                     nbytes += checkpoint.snapshot.nbytes
         return nbytes
 
