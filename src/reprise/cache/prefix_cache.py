@@ -311,10 +311,8 @@ class PrefixCache:
                 visit = self.order.policy.number_of(tokens, namespace=namespace)
             if stable_at is not None and stable_at < position:
                 self.order.policy.leave_tail(tokens, stable_at, number=visit, namespace=namespace)
-            new = self.order.new_candidate(
-                walk, position, nbytes, kind=kind, stable_at=stable_at, visit=visit, is_auxiliary=is_auxiliary
-            )
-            replaced = self._replaced(walk, position, kind, stable_at) if needs_snapshot else []
+            new = self.order.new_candidate(walk, position, nbytes, kind=kind, visit=visit, is_auxiliary=is_auxiliary)
+            replaced = self._replaced(walk, position, kind) if needs_snapshot else []
             is_whole = nbytes == 0 or self._admit(nbytes, None if overrides_admission else new, replaced)
             if not is_whole:
                 position = self._stop_that_fits(walk, position, nbytes)
@@ -349,13 +347,13 @@ class PrefixCache:
         """
         return len(tokens) == node.stop or self.order.policy.number_of(tokens, namespace=namespace) is not None
 
-    def _replaced(self, walk: Walk, position: int, kind: BoundaryKind, stable_at: int | None) -> list[Checkpoint]:
+    def _replaced(self, walk: Walk, position: int, kind: BoundaryKind) -> list[Checkpoint]:
         """What a snapshot at `position` replaces, and nothing protects but requests that have resumed from there.
 
         A path that has outgrown the budget could not get any longer if it needed room for both.
         """
-        older = superseded_on(walk.nodes, position, kind, stable_at)
-        return [each for each in older if self._may_replace(each)]
+        older = superseded_on(walk.nodes, position, kind)
+        return [each for each in older if not self._may_evict(each) and self._may_replace(each)]
 
     def _may_replace(self, checkpoint: Checkpoint) -> bool:
         leases = [lease for lease in checkpoint.node.leases if lease.position == checkpoint.position]
@@ -430,7 +428,7 @@ class PrefixCache:
             self.tree.renew_checkpoint(checkpoint, kind, is_auxiliary=is_auxiliary, stable_at=stable_at)
         if snapshot is not None:
             self.tree.save(checkpoint, snapshot)
-        superseded = [*superseded_on(path, position, kind, stable_at)]
+        superseded = [*superseded_on(path, position, kind)]
         if kind is BoundaryKind.STABLE:
             superseded += superseded_beside(path)
         for older in superseded:
