@@ -62,11 +62,9 @@ def changed_chat(source: random.Random, chats: list[Chat]) -> Chat:
 def test_random_chats_with_images_are_answered_as_cold(family: str, seed: int, tmp_path: Path) -> None:
     source = random.Random(seed)
     plain = SeeingEngine(family, has_prefix_cache=False)
-    room = plain.ask(
-        lambda worker: (
-            worker.runner.most_live_nbytes(1024, chunk=64) + worker.runner.features.most_nbytes_of_one([Span(0, 280)])
-        )
-    )
+    # A request is admitted with the features of all its images.
+    states = plain.ask(lambda worker: worker.runner.most_live_nbytes(1024, chunk=64))
+    room = states + plain.ask(lambda worker: worker.runner.features.most_nbytes_of_one([Span(0, 4 * 280)]))
     disk: dict[str, Any] = {"disk_directory": str(tmp_path), "disk_bytes": Bytes(2 << 20), "disk_block": 16}
     small = SeeingEngine(family, cache_bytes=room, prefill_chunk=48, **disk)
     chats: list[Chat] = []
