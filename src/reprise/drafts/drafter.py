@@ -574,8 +574,8 @@ class DecodingRow:
     """Tokens that the pass takes anyway."""
     most: int
     """The most tokens of a draft."""
-    forced: Sequence[int] = ()
-    """The next tokens if a grammar allows only these."""
+    forced: Callable[[], Sequence[int]] = tuple
+    """The next tokens if a grammar allows only these; asked for where a draft may be verified."""
 
 
 def propose_together(rows: Sequence[DecodingRow], *, most: int) -> list[Draft | None]:
@@ -594,7 +594,7 @@ def propose_together(rows: Sequence[DecodingRow], *, most: int) -> list[Draft | 
     nothing: list[Draft | None] = [None] * len(rows)
     if not may_draft or costs.wants_single or not costs.is_known:
         return nothing
-    found = [row.drafts.candidate(num_fed=row.num_fed, most=row.most, forced=row.forced) for row in rows]
+    found = [row.drafts.candidate(num_fed=row.num_fed, most=row.most, forced=row.forced()) for row in rows]
     lines = [_line(drafts, row, draft) for row, draft in zip(rows, found, strict=True)]
     size = best_size(lines, costs, rewinds=drafts.rewinds, sizes=passes.sizes, most=most)
     for at, (row, line, draft) in enumerate(zip(rows, lines, found, strict=True)):

@@ -127,7 +127,7 @@ class Executor:
         lives = _lives(group)
         if len(rows) == 1:
             (row,), is_chosen = rows, lives[0].rows.ahead is not None
-            made = [row.drafts.propose(num_fed=row.num_fed, most=row.most, forced=row.forced, is_chosen=is_chosen)]
+            made = [row.drafts.propose(num_fed=row.num_fed, most=row.most, forced=row.forced(), is_chosen=is_chosen)]
         else:
             rooms = [PASS_SIZES[-1] if self._context is None else self._context - live.position for live in lives]
             made = propose_together(rows, most=min(rooms))
@@ -181,8 +181,7 @@ def _rows(group: Sequence[RunningRequest], *, context: int | None) -> list[Decod
             return []
         num = len(request.generated) + 1
         most = job.max_tokens - num if context is None else min(job.max_tokens, context - len(job.prompt)) - num
-        forced = live.ready.grammar_draft()
-        rows.append(DecodingRow(drafts=drafts, num_fed=1 + len(live.unfed), most=most, forced=forced))
+        rows.append(DecodingRow(drafts=drafts, num_fed=1 + len(live.unfed), most=most, forced=live.ready.grammar_draft))
     return rows
 
 

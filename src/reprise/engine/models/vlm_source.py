@@ -102,12 +102,17 @@ class VlmModel(SeeingModel):
         return Embedded(embeds=found.inputs_embeds, per_layer=found.per_layer_inputs)
 
     def encode(self, prepared: PreparedImage) -> ImageFeatures:
+        features = self.lazy_features(prepared)
+        mx.eval(features.rows, features.deep)
+        return features
+
+    def lazy_features(self, prepared: PreparedImage) -> ImageFeatures:
+        """The features, not computed yet: their size is known, and no weights were read."""
         found = _input_embeddings_of(self.whole, prepared.inputs)
         at = mx.array(prepared.first + prepared.places)
         deep = tuple(found.deepstack_visual_embeds) if found.deepstack_visual_embeds is not None else ()
         # Some make them wider than the embeddings among which they stand.
         rows = found.inputs_embeds[0][at].astype(self.embed(mx.array([[0]])).embeds.dtype)
-        mx.eval(rows, deep)
         return ImageFeatures(rows=rows, deep=deep, places=prepared.places)
 
     def __call__(
@@ -261,7 +266,7 @@ def model_and_reader(
         positions = _positions(whole, _processed(processor, written, picture), expansion)
         sight = Sight(source=SOURCE, positions=positions, both_ways=_both_ways(config), files=files)
         model = VlmModel(whole, sight, placeholder=placeholder)
-        model.sight = replace(sight, row_nbytes=model.encode(prepared).nbytes // len(prepared.places))
+        model.sight = replace(sight, row_nbytes=model.lazy_features(prepared).nbytes // len(prepared.places))
         numbering = _numbering(processor, marker, picture, expansion.tokens)
         return model, VlmReader(processor, marker=marker, placeholder=placeholder, merge=merge, numbering=numbering)
     raise LoadFailed("its chat template has no place for images, or its processor does not know how to fill it.")
