@@ -5,7 +5,16 @@ import pytest
 
 from reprise.core.backend import DraftSource, StoredText
 from reprise.core.tokens import as_tokens
-from reprise.drafts.drafter import EARLIER_TOKENS, MOST_NBYTES, Drafts, EarlierTexts, RequestDrafts
+from reprise.drafts.drafter import (
+    EARLIER_TOKENS,
+    MOST_NBYTES,
+    DecodingRow,
+    Drafts,
+    EarlierTexts,
+    RequestDrafts,
+    note_together,
+    propose_together,
+)
 from reprise.drafts.history import Continuation, TextEnd
 
 RNG = np.random.default_rng(7)
@@ -375,3 +384,61 @@ def test_what_is_told_is_what_was_verified() -> None:
     request.note(draft, num_fed=1, num_tokens=3, seconds=0.01)
     assert sum(drafts.status().num_accepted.values()) == 2
     assert sum(drafts.status().num_drafted.values()) == len(draft.tokens)
+
+
+def rows_of(drafts: Drafts, *, cost: float = 1.0, num_fed: tuple[int, int] = (1, 1)) -> list[DecodingRow]:
+    """Two requests, of which the first one repeats its prompt. `cost`: of a pass over several tokens of each."""
+    for size in (1, 2, 4, 8, 16, 32, 1):
+        for _ in range(4):
+            drafts.group(2).costs.note(size, 0.01 * (cost if size > 1 else 1))
+    file = words(200)
+    repeating, other = begin(drafts, file), begin(drafts, words(100))
+    repeating.accept(file[100:108])
+    other.accept(words(8))
+    return [
+        DecodingRow(drafts=each, num_fed=num, most=31) for each, num in zip((repeating, other), num_fed, strict=True)
+    ]
+
+
+def test_what_a_pass_over_several_costs_more_is_paid_by_those_that_had_a_draft() -> None:
+    rows = rows_of(free_drafts())
+    made = propose_together(rows, most=32)
+    assert [draft is not None for draft in made] == [True, False]
+    note_together(rows, made, [1, 1], seconds=0.02)
+    # Twice as long as a single step of both, for one of them.
+    assert [row.drafts.saved_s for row in rows] == pytest.approx([-0.02, 0])
+
+
+def test_two_passes_of_a_step_together_are_no_cost_of_one() -> None:
+    drafts = free_drafts()
+    rows = rows_of(drafts, num_fed=(3, 1))
+    costs = drafts.group(2).costs
+    before = costs.relative(3)
+    for seconds in (1.0, 1.0, 1.0, 1.0):
+        note_together(rows, [None, None], [1, 1], seconds=seconds)
+    for _ in range(4):
+        costs.note(1, 0.01)
+    assert costs.relative(3) == before
+
+
+def test_what_is_never_worth_a_pass_together_is_seldom_looked_up() -> None:
+    drafts = free_drafts()
+    rows = rows_of(drafts, cost=100)
+    file = words(400)
+    repeating = begin(drafts, file)
+    repeating.accept(file[10:18])
+    rows[0] = DecodingRow(drafts=repeating, num_fed=1, most=31)
+    looked_up = 0
+    find = drafts.namespace("").history.find
+
+    def counted(tail: TextEnd, *, num: int) -> Continuation | None:
+        nonlocal looked_up
+        looked_up += 1
+        return find(tail, num=num)
+
+    drafts.namespace("").history.find = counted
+    for token in file[18:218]:
+        assert propose_together(rows, most=32) == [None, None]
+        repeating.accept([token])
+        rows[1].drafts.accept(words(1))
+    assert looked_up <= 2 * 80

@@ -400,7 +400,7 @@ def best_size(lines: Sequence[DraftedLine], costs: PassCosts, *, rewinds: bool, 
     best, speed = 0, _MARGIN * len(lines) / (1.0 if least == 1 else 1.0 + costs.relative(least - 1))
     longest = min(most, max(line.num_fed + line.available for line in lines))
     for size in {min(size, longest) for size in sizes if size <= costs.largest}:
-        if size < least or all(line.num_drafted(size) == 0 for line in lines):
+        if size < least:
             continue
         expected = [_expected(line.rate, line.num_drafted(size)) for line in lines]
         cost = costs.relative(size)

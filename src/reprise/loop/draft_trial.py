@@ -60,15 +60,7 @@ def tolerance_of(mode: str) -> float:
 class DraftTrial:
     """Sets the sizes of a model's drafts, and what passes of them cost, by a trial that gives way to any request."""
 
-    def __init__(
-        self,
-        runner: Runner,
-        memory: Memory,
-        drafts: Drafts,
-        settings: Settings,
-        *,
-        clock: Clock,
-    ) -> None:
+    def __init__(self, runner: Runner, memory: Memory, drafts: Drafts, settings: Settings, *, clock: Clock) -> None:
         self._runner = runner
         self._memory = memory
         self._drafts = drafts

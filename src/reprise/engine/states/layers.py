@@ -616,9 +616,7 @@ class HiddenLayer(StateLayer):
     @property
     def waiting_nbytes(self) -> int:
         """Bytes of what waits. Asked for in each step: every token takes the same."""
-        return len(self.waiting) * (
-            self.waiting[0].tokens.nbytes + self.waiting[0].hidden.nbytes if self.waiting else 0
-        )
+        return len(self.waiting) * sum(each.tokens.nbytes + each.hidden.nbytes for each in self.waiting[:1])
 
     def undo_waiting(self, num: int) -> None:
         """Undo the last `num` tokens, at least one, all of one pass: if they do not wait, none does."""
