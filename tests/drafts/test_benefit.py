@@ -12,7 +12,6 @@ from reprise.drafts.benefit import (
     DraftCosts,
     DraftedLine,
     PassCosts,
-    best_length,
     best_size,
 )
 
@@ -31,8 +30,11 @@ FLAT = costs(m1=10, m2=10, m4=10, m8=11, m16=12, m32=14)
 LINEAR = costs(m1=10, m2=20, m4=40, m8=80, m16=160, m32=320)
 
 
-def length(rate: float, known: PassCosts, *, available: int = 40, num_fed: int = 1, rewinds: bool = True) -> int:
-    return best_length(available, rate, known, num_fed=num_fed, rewinds=rewinds).length
+def length(
+    rate: float, known: PassCosts, *, available: int = 40, num_fed: int = 1, rewinds: bool = True, step: float = 0.0
+) -> int:
+    line, most = DraftedLine(num_fed, available, rate), num_fed + available
+    return max(0, best_size([line], known, rewinds=rewinds, most=most, step=step) - num_fed)
 
 
 def test_what_costs_nothing_is_drafted_whole_and_what_costs_as_much_as_it_brings_is_not() -> None:
@@ -85,24 +87,14 @@ def test_a_length_is_possible_whatever_was_measured(
     rate: float, ms: list[float], available: int, num_fed: int, rewinds: bool
 ) -> None:
     known = costs(**{f"m{size}": value for size, value in zip(PASS_SIZES, ms, strict=True)})
-    found = best_length(available, rate, known, num_fed=num_fed, rewinds=rewinds).length
+    found = length(rate, known, available=available, num_fed=num_fed, rewinds=rewinds)
     assert 0 <= found <= available
     assert found == 0 or num_fed + found <= max(PASS_SIZES)
 
 
 def test_a_draft_that_has_to_be_computed_is_shorter_or_not_made() -> None:
-    def computed(step: float) -> int:
-        return best_length(40, 0.8, FLAT, num_fed=1, rewinds=True, step=step).length
-
-    assert computed(0.0) >= computed(0.1) >= computed(0.3) > 0
-    assert computed(1.0) == 0
-
-
-def test_the_speed_is_that_of_the_best_length() -> None:
-    best = best_length(3, 0.5, FLAT, num_fed=1, rewinds=True, step=0.1)
-    # 1 + 1/2 + 1/4 + 1/8 tokens, for a pass and three steps.
-    assert (best.length, best.speed) == (3, 1.875 / 1.3)
-    assert best_length(0, 0.5, FLAT, num_fed=1, rewinds=True).speed == 1.0
+    assert length(0.8, FLAT) >= length(0.8, FLAT, step=0.1) >= length(0.8, FLAT, step=0.3) > 0
+    assert length(0.8, FLAT, step=1.0) == 0
 
 
 def test_a_guess_is_first_judged_by_the_size_of_what_guesses_and_then_by_what_it_takes() -> None:
@@ -136,10 +128,7 @@ def test_a_long_match_is_tried_where_a_short_one_is_not_worth_it() -> None:
     for num_tokens, seconds in ((1, 0.00622), (2, 0.01005)):
         for _ in range(4):
             costs.note(num_tokens, seconds)
-    lengths = [
-        best_length(100, rates.of(DraftSource.HISTORY, match), costs, num_fed=1, rewinds=True).length
-        for match in (2, 32)
-    ]
+    lengths = [length(rates.of(DraftSource.HISTORY, match), costs, available=100) for match in (2, 32)]
     assert lengths[0] == 0 < lengths[1]
     assert rates.of(DraftSource.GRAMMAR, 0) == 0.99
 

@@ -351,6 +351,36 @@ def test_an_answer_that_repeats_nothing_is_seldom_looked_up_until_it_repeats_som
     assert looked_up == 8
 
 
+@pytest.mark.parametrize(("search_s", "most"), [(0.0005, 0.011), (0.00004, 0.0041), (1.0, 0.011)])
+def test_looking_up_in_vain_takes_a_small_share_of_the_time(search_s: float, most: float) -> None:
+    """Of passes of 10 ms. On a slow device nothing is skipped for it, and a pause counts as one long look-up."""
+    drafts, num, is_looked_up = free_drafts(), 0, False
+    find = drafts.namespace("").history.find
+
+    def counted(tail: TextEnd, *, num: int) -> Continuation | None:
+        nonlocal is_looked_up
+        is_looked_up = True
+        return find(tail, num=num)
+
+    drafts.namespace("").history.find = counted
+    taken_s = 0.0
+    for start in range(1000, 5000, 25):
+        # Short answers: the number of fruitless steps alone skips nothing.
+        request = begin(drafts, list(range(100, 400)))
+        for token in range(start, start + 25):
+            is_looked_up = False
+            assert proposed(request) == ([], None)
+            looked_s = search_s if is_looked_up else 0.0
+            num, taken_s = num + is_looked_up, taken_s + min(looked_s, 0.001)
+            request.note(None, num_fed=1, num_tokens=1, seconds=0.01, search_s=looked_s)
+            request.accept([token])
+    assert taken_s / 40.0 <= most, taken_s / 40.0
+    assert num == 4000 or search_s > 0.0001
+    # What look-ups bring pays for them.
+    drafts.note_verified(DraftSource.HISTORY, num=16, num_accepted=16, saved_s=0.1)
+    assert not drafts.searches.is_overdrawn
+
+
 def test_a_step_looks_at_one_namespace_however_many_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
     prompt = words(60)
     drafts = free_drafts()

@@ -129,11 +129,11 @@ DRAFTS_MUTANTS = (
         _HISTORY,
     ),
     _mutant(
-        "best_length",
-        "a draft is verified whatever its pass costs",
-        "expected / cost > max(least, best.speed)",
-        "expected > max(least, best.speed)",
-        _BENEFIT,
+        "RequestDrafts._is_skipped",
+        "looking up in vain takes what it takes, however fast the device is",
+        "self.shared.searches.is_overdrawn",
+        "False",
+        _DRAFTER,
     ),
     _mutant(
         "PassCosts._estimate",

@@ -390,29 +390,43 @@ class DraftedLine:
         return min(self.available, size - self.num_fed)
 
 
-def best_size(lines: Sequence[DraftedLine], costs: PassCosts, *, rewinds: bool, sizes: Sequence[int], most: int) -> int:
+def best_size(
+    lines: Sequence[DraftedLine],
+    costs: PassCosts,
+    *,
+    rewinds: bool,
+    sizes: Sequence[int] = PASS_SIZES,
+    most: int,
+    step: float = 0.0,
+) -> int:
     """The tokens that one pass over all these lines has of each, for the most tokens per second; 0: without drafts.
 
-    Shorter lines are filled up. `costs`: of passes over so many sequences. `most`: tokens of the longest pass that
-    fits. Without drafts, what layers that do not rewind are still to be fed has a pass before the next one.
+    Shorter lines are filled up. `costs`: of passes over so many sequences. `rewinds`: whether layers can drop rejected
+    tokens; if not, the tokens accepted before a rejection are fed again in the next pass. `most`: tokens of the longest
+    pass that fits. `step`: the cost of making one draft token, as a multiple of a pass over one token.
     """
     least = max(line.num_fed for line in lines)
-    best, speed = 0, _MARGIN * len(lines) / (1.0 if least == 1 else 1.0 + costs.relative(least - 1))
+    best, speed = 0, _MARGIN * len(lines) / _cost_without(least, len(lines), costs)
     longest = min(most, max(line.num_fed + line.available for line in lines))
     for size in {min(size, longest) for size in sizes if size <= costs.largest}:
-        if size < least:
+        drafted = [line.num_drafted(size) for line in lines]
+        if size < least or not any(drafted):
             continue
-        expected = [_expected(line.rate, line.num_drafted(size)) for line in lines]
-        cost = costs.relative(size)
+        expected = [_expected(line.rate, num) for line, num in zip(lines, drafted, strict=True)]
+        cost = costs.relative(size) + max(drafted) * step
         if not rewinds:
             kept = 1.0
-            for line in lines:
-                num = line.num_drafted(size)
+            for line, num in zip(lines, drafted, strict=True):
                 kept *= line.rate**num if line.num_fed + num == size else 0.0
             cost += (1 - kept) * (costs.relative(1 + round(max(expected))) - 1)
         if sum(expected) / cost > speed:
             best, speed = size, sum(expected) / cost
     return best
+
+
+def _cost_without(num_fed: int, num_lines: int, costs: PassCosts) -> float:
+    """Without drafts, what is still to be fed is one pass with a single line, and has one of its own with several."""
+    return costs.relative(num_fed) if num_lines == 1 or num_fed == 1 else 1.0 + costs.relative(num_fed - 1)
 
 
 def _expected(rate: float, length: int) -> float:
@@ -421,43 +435,3 @@ def _expected(rate: float, length: int) -> float:
     Leviathan et al., "Fast Inference from Transformers via Speculative Decoding", 2023.
     """
     return (1 - rate ** (length + 1)) / (1 - rate)
-
-
-@dataclass(frozen=True, slots=True)
-class DraftLength:
-    """How many tokens of a draft to verify, 0: none; and the tokens that brings in the time of one pass over one."""
-
-    length: int
-    speed: float
-
-
-def best_length(
-    available: int,
-    rate: float,
-    costs: PassCosts,
-    *,
-    num_fed: int,
-    rewinds: bool,
-    sizes: Sequence[int] = PASS_SIZES,
-    step: float = 0.0,
-) -> DraftLength:
-    """The number of draft tokens to verify for the most tokens per second; 0 if drafting does not pay.
-
-    `available`: tokens of the draft. `num_fed`: tokens that the pass takes anyway, at least one. `rewinds`: whether
-    layers can drop rejected tokens; if not, the tokens accepted before a rejection are fed again in the next pass.
-    `step`: the cost of making one draft token, as a multiple of a pass over one token.
-    """
-    best = DraftLength(0, 1 / costs.relative(num_fed))
-    least = _MARGIN * best.speed
-    largest = costs.largest
-    for length in {min(available, size - num_fed) for size in sizes if size <= largest}:
-        if length < 1:
-            continue
-        expected = _expected(rate, length)
-        cost = costs.relative(num_fed + length) + length * step
-        if not rewinds:
-            again = costs.relative(1 + round(expected)) - 1
-            cost += (1 - rate**length) * again
-        if expected / cost > max(least, best.speed):
-            best = DraftLength(length, expected / cost)
-    return best

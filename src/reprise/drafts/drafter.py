@@ -16,9 +16,7 @@ from reprise.drafts.benefit import (
     AcceptanceRates,
     DraftAccount,
     DraftedLine,
-    DraftLength,
     PassCosts,
-    best_length,
     best_size,
 )
 from reprise.drafts.history import LONGEST_MATCH, NGRAMS, Continuation, TextEnd, TokenHistory
@@ -35,9 +33,12 @@ _READ_AT_ONCE = 4096
 """The most prompt tokens added per step of the engine, so that streams are not delayed."""
 _READ_ANSWER = 16
 """Answer tokens are added in batches of this many: one by one would cost more than the look-ups."""
-_PATIENCE = ((256, 16), (32, 4))
+_SELDOM = 16
+_PATIENCE = ((256, _SELDOM), (32, 4))
 """Pairs: after this many fruitless steps in a row, only one step in that many looks up, until one succeeds: text that
 repeats nothing is not slowed down, and text that begins to repeat is found a few tokens later."""
+_DEAREST_SEARCH = 0.1
+"""The most that a look-up counts, in passes over one token: one that took longer was held up by something else."""
 EARLIER_TOKENS = 1 << 17
 """About how many tokens of texts from before the start are read of a namespace."""
 _READ_EARLIER_AT_ONCE = 2 * _READ_AT_ONCE
@@ -188,7 +189,9 @@ class Drafts:
         looked_up = DraftAccount()
         self.accounts = {source: looked_up if source in TEXTS else DraftAccount() for source in DraftSource}
         """Look-ups share one, whatever text they found."""
-        self._each_account = tuple({id(account): account for account in self.accounts.values()}.values())
+        self.searches = DraftAccount()
+        """What look-ups took themselves, and the tokens that they brought."""
+        self._each_account = (*{id(account): account for account in self.accounts.values()}.values(), self.searches)
         self._namespaces: OrderedDict[str, _Namespace] = OrderedDict()
         self._status: DraftStatus | None = None
         """Asked for in each step: it is made again where something has changed."""
@@ -210,27 +213,6 @@ class Drafts:
         self.namespace(namespace).look_up_earlier(lambda: self._earlier(namespace))
         self.note_growth()
         return RequestDrafts(self, prompt, namespace, prediction, computed)
-
-    def best_length(
-        self,
-        available: int,
-        source: DraftSource,
-        match: int,
-        *,
-        num_fed: int,
-        step_s: float = 0.0,
-        is_resumed: bool = False,
-    ) -> DraftLength:
-        """How many of these tokens of such a draft are worth a pass."""
-        return best_length(
-            available,
-            self.rates.of(source, match, is_resumed=is_resumed),
-            self.costs,
-            num_fed=num_fed,
-            rewinds=self.rewinds,
-            sizes=self.sizes,
-            step=step_s / self.costs.one_s,
-        )
 
     def group(self, num: int) -> GroupPasses:
         """The passes over `num` sequences, more than one."""
@@ -265,11 +247,18 @@ class Drafts:
         for account in self._each_account:
             account.note_answered(num_tokens)
 
+    def note_search(self, seconds: float, costs: PassCosts) -> None:
+        """Looking for drafts took so long before a pass of these: on a fast device that is a part of a pass."""
+        if costs.is_known:
+            self.searches.add(-min(_DEAREST_SEARCH, seconds / costs.one_s))
+
     def note_verified(self, source: DraftSource, *, num: int, num_accepted: int, saved_s: float) -> None:
         """Count the tokens of a draft that were verified, and those of them that were accepted."""
         self.num_drafted[source] += num
         self.num_accepted[source] += num_accepted
         self.saved_s += saved_s
+        if source in TEXTS:
+            self.searches.add(num_accepted)
         self._status = None
 
     def status(self) -> DraftStatus:
@@ -417,10 +406,14 @@ class RequestDrafts:
 
     def _cut(self, draft: Draft, num_fed: int) -> Draft | None:
         """What of a draft is worth a pass over this sequence alone."""
-        best = self.shared.best_length(
-            len(draft.tokens), draft.source, draft.match, num_fed=num_fed, is_resumed=draft.is_resumed
-        )
-        return replace(draft, tokens=draft.tokens[: best.length]) if best.length > 0 else None
+        num = self._best_num(_line(self.shared.rates, num_fed, draft))
+        return replace(draft, tokens=draft.tokens[:num]) if num > 0 else None
+
+    def _best_num(self, line: DraftedLine, *, step: float = 0.0) -> int:
+        """How many tokens of a draft are worth a pass over this sequence alone."""
+        drafts, most = self.shared, line.num_fed + line.available
+        size = best_size([line], drafts.costs, rewinds=drafts.rewinds, sizes=drafts.sizes, most=most, step=step)
+        return max(0, size - line.num_fed)
 
     def _rests(self, draft: Draft, num_fed: int) -> bool:
         """Whether its source has lost too much lately: then it is only seen whether it is right."""
@@ -434,20 +427,24 @@ class RequestDrafts:
         drafts, step_s = self.shared, computed.step_s
         if step_s is None or drafts.accounts[computed.source].is_overdrawn or not computed.is_ready:
             return None
-        best = drafts.best_length(most, computed.source, computed.match, num_fed=num_fed, step_s=step_s)
-        if best.length == 0:
+        line = DraftedLine(num_fed, most, drafts.rates.of(computed.source, computed.match))
+        num = self._best_num(line, step=step_s / drafts.costs.one_s)
+        if num == 0:
             # Nothing is learnt of a draft that is not computed, so one is tried again in time.
             drafts.rates.fade(computed.source, computed.match)
             return None
         self.holds_back = is_chosen
-        return None if is_chosen else computed.draft(best.length)
+        return None if is_chosen else computed.draft(num)
 
-    def note(self, draft: Draft | None, *, num_fed: int, num_tokens: int, seconds: float) -> None:
+    def note(
+        self, draft: Draft | None, *, num_fed: int, num_tokens: int, seconds: float, search_s: float = 0.0
+    ) -> None:
         """Record a pass over this sequence alone that yielded `num_tokens`: the accepted draft tokens and one more.
 
-        `num_fed`: tokens that the pass took besides the draft.
+        `num_fed`: tokens that the pass took besides the draft. `search_s`: what looking for a draft took before it.
         """
         drafts, costs = self.shared, self.shared.costs
+        drafts.note_search(search_s, costs)
         size = num_fed + (len(draft.tokens) if draft is not None else 0)
         costs.note(size, seconds)
         broken, self._broken = self._broken, None
@@ -515,6 +512,8 @@ class RequestDrafts:
 
     @property
     def _is_skipped(self) -> bool:
+        if self.shared.searches.is_overdrawn and self._num_in_vain % _SELDOM > 0:
+            return True
         for num, each in _PATIENCE:
             if self._num_in_vain >= num:
                 return self._num_in_vain % each > 0
@@ -595,7 +594,7 @@ def propose_together(rows: Sequence[DecodingRow], *, most: int) -> list[Draft | 
     if not may_draft or costs.wants_single or not costs.is_known:
         return nothing
     found = [row.drafts.candidate(num_fed=row.num_fed, most=row.most, forced=row.forced()) for row in rows]
-    lines = [_line(drafts, row, draft) for row, draft in zip(rows, found, strict=True)]
+    lines = [_line(drafts.rates, row.num_fed, draft) for row, draft in zip(rows, found, strict=True)]
     size = best_size(lines, costs, rewinds=drafts.rewinds, sizes=passes.sizes, most=most)
     for at, (row, line, draft) in enumerate(zip(rows, lines, found, strict=True)):
         if draft is None:
@@ -607,18 +606,28 @@ def propose_together(rows: Sequence[DecodingRow], *, most: int) -> list[Draft | 
     return found
 
 
-def _line(drafts: Drafts, row: DecodingRow, draft: Draft | None) -> DraftedLine:
+def _line(rates: AcceptanceRates, num_fed: int, draft: Draft | None) -> DraftedLine:
     if draft is None:
-        return DraftedLine(row.num_fed, 0, 0.0)
-    rate = drafts.rates.of(draft.source, draft.match, is_resumed=draft.is_resumed)
-    return DraftedLine(row.num_fed, len(draft.tokens), rate)
+        return DraftedLine(num_fed, 0, 0.0)
+    rate = rates.of(draft.source, draft.match, is_resumed=draft.is_resumed)
+    return DraftedLine(num_fed, len(draft.tokens), rate)
 
 
 def note_together(
-    rows: Sequence[DecodingRow], made: Sequence[Draft | None], num_tokens: Sequence[int], *, seconds: float
+    rows: Sequence[DecodingRow],
+    made: Sequence[Draft | None],
+    num_tokens: Sequence[int],
+    *,
+    seconds: float,
+    search_s: float = 0.0,
 ) -> None:
-    """Record a pass over these requests that took `seconds` and yielded so many tokens of each."""
-    costs = rows[0].drafts.shared.group(len(rows)).costs
+    """Record a pass over these requests that took `seconds` and yielded so many tokens of each.
+
+    `search_s`: what looking for drafts took before it.
+    """
+    drafts = rows[0].drafts.shared
+    costs = drafts.group(len(rows)).costs
+    drafts.note_search(search_s, costs)
     size = max(row.num_fed + (0 if draft is None else len(draft.tokens)) for row, draft in zip(rows, made, strict=True))
     num_drafted = sum(draft is not None for draft in made)
     if num_drafted == 0 and size > 1:

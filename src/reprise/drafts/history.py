@@ -120,6 +120,11 @@ class TokenHistory:
                 return Continuation(tokens, match, at)
         return None
 
+    def token(self, at: int) -> int | None:
+        """The token at position `at`; None where there is none, or no longer."""
+        token: int = self._ring.item(at % len(self._ring)) if self.start <= at < self.end else _GAP
+        return None if token == _GAP else token
+
     def read(self, at: int, num: int) -> Tokens:
         """Up to `num` tokens from position `at` on, up to the end of the text; none if it is no longer held."""
         if not self.start <= at < self.end:

@@ -2,8 +2,6 @@
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from reprise.core.backend import DraftSource
 from reprise.core.tokens import Tokens
 from reprise.drafts.history import TokenHistory
@@ -34,6 +32,8 @@ class Trail:
         self.source = source
         self._left_at: int | None = None
         """Where the answer left the text; None while it follows it."""
+        self._behind: list[int] = []
+        """The tokens behind that place, in which it may be back."""
         self._num_away = 0
 
     @property
@@ -51,15 +51,14 @@ class Trail:
             self._follow(token)
 
     def _follow(self, token: int) -> None:
-        if self.match > 0 and self.history.read(self.at, 1).tolist() == [token]:
+        if self.match > 0 and self.history.token(self.at) == token:
             self.at += 1
             self.match += 1
         else:
             if self._left_at is None:
-                self._left_at = self.at
-            places = np.flatnonzero(self.history.read(self._left_at, _REACH) == token)
-            self.match = min(1, len(places))
-            self.at = self._left_at + 1 + int(places[0]) if len(places) > 0 else self._left_at
+                self._left_at, self._behind = self.at, self.history.read(self.at, _REACH).tolist()
+            self.match = 1 if token in self._behind else 0
+            self.at = self._left_at + (self._behind.index(token) + 1 if self.match > 0 else 0)
         self._num_away += 1
         if self._left_at is None or self.match >= CONFIRMED:
             self._left_at, self._num_away = None, 0

@@ -92,8 +92,10 @@ class Executor:
     def decode(self, group: Sequence[RunningRequest], *, is_alone: bool) -> Sequence[TokenResult | TokenFailure]:
         """A token for each request of a group, or several where drafts are verified. `is_alone`: no other decodes."""
         rows, lives = _rows(group, context=self._context), _lives(group)
+        asked_s = self._clock()
         made = self._propose(group, rows, is_alone=is_alone)
         started_s = self._clock()
+        search_s = started_s - asked_s - sum(draft.seconds for draft in made if draft is not None)
         with self._sequences.charged_for_pass(self.price_to_decode(lives, made)):
             results = self._runner.decode(
                 lives,
@@ -106,9 +108,10 @@ class Executor:
             made = [draft if result.num_drafted > 0 else None for draft, result in zip(made, taken, strict=True)]
             nums, seconds = [len(result.sampled) for result in taken], self._clock() - started_s
             if len(group) == 1:
-                rows[0].drafts.note(made[0], num_fed=taken[0].num_fed, num_tokens=nums[0], seconds=seconds)
+                (row,), num_fed = rows, taken[0].num_fed
+                row.drafts.note(made[0], num_fed=num_fed, num_tokens=nums[0], seconds=seconds, search_s=search_s)
             elif is_alone:
-                note_together(rows, made, nums, seconds=seconds)
+                note_together(rows, made, nums, seconds=seconds, search_s=search_s)
         return results
 
     def _propose(
@@ -131,9 +134,10 @@ class Executor:
         else:
             rooms = [PASS_SIZES[-1] if self._context is None else self._context - live.position for live in lives]
             made = propose_together(rows, most=min(rooms))
+        if not any(made):
+            return nothing
         nbytes = self.price_to_decode(lives, made)
-        fits = any(made) and self._sequences.fits_draft(lives, _length(lives, made), pass_nbytes=nbytes)
-        return made if fits else nothing
+        return made if self._sequences.fits_draft(lives, _length(lives, made), pass_nbytes=nbytes) else nothing
 
     def price_to_prefill(self, lives: Sequence[LiveSequence], num: int, deepest: int) -> int:
         """What a pass takes over `num` tokens of each, where the last of them is at `deepest`."""
