@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
+from itertools import groupby, pairwise
 from pathlib import Path
 
 import pytest
@@ -150,6 +151,69 @@ def test_claude_code(
     # `reprise launch` has switched off the billing header, which changes on every request.
     assert not any("billing" in note for note in newest["notes"])
     keep(recorder, "claude_code_2_1_330", "Claude Code 2.1.330", "Read", {"file_path": "/project/a.txt"})
+
+
+def starts_agents(server: Serving, path: Path, *, task: int) -> Callable[[Job], str]:
+    """Starts a sub-agent, and another when that has ended; each reads the file, and answers."""
+
+    def says(job: Job) -> str:
+        text = server.service.served.text.decode(job.prompt.tokens)
+        num = text.count("<tool_response>\n")
+        is_parent = TASK in text
+        if num == (2 if is_parent else 1):
+            return spoken(Answer(content="It says hello.", reasoning="That was all."))
+        if not is_parent:
+            call = ToolCall(id="call", name="Read", arguments=json.dumps({"file_path": str(path)}))
+        else:
+            name = next(name for name in ("Agent", "Task") if f'"name": "{name}"' in text)
+            arguments = {"description": f"Part {num}", "prompt": f"Part {num} of {task}: read the file."}
+            arguments |= {"subagent_type": "general-purpose", "run_in_background": False}
+            call = ToolCall(id="call", name=name, arguments=json.dumps(arguments))
+        return spoken(Answer(content=None, reasoning="I should read it.", tool_calls=(call,)))
+
+    return says
+
+
+def test_claude_code_with_sub_agents(
+    server: Serving, programs: Path, folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """They are told apart, and how they begin is computed once; later before the first of them is there."""
+    command = ["node", str(programs / CLAUDE), "-p", TASK, "--allowedTools", "Read,Agent", "--output-format", "json"]
+    for has_seen_one in (False, True):
+        server.engine.says = starts_agents(server, folder / "a.txt", task=int(has_seen_one))
+        # As if it were evicted: what the server has seen of this client it still knows.
+        server.engine.clear()
+        before = {record["id"] for record in server.client.get("/v1/cache/requests").json()["data"]}
+        run(
+            command,
+            folder,
+            tmp_path_factory.mktemp("home"),
+            **AGENTS["claude"].command(address(server)).variables,
+            DISABLE_TELEMETRY="1",
+            DISABLE_ERROR_REPORTING="1",
+            DISABLE_AUTOUPDATER="1",
+            IS_SANDBOX="1",
+        )
+        server.wait_until_idle()
+        records = [r for r in server.client.get("/v1/cache/requests").json()["data"] if r["id"] not in before][::-1]
+        parent, one, other = (list(chat) for _, chat in groupby(sorted(records, key=agent_of), key=agent_of))
+        if one[0]["created"] > other[0]["created"]:
+            one, other = other, one
+        assert len({record["session"] for record in records}) == 1
+        assert [len(chat) for chat in (parent, one, other)] == [3, 2, 2]
+        for chat in (parent, one, other):
+            for last, record in pairwise(chat):
+                assert record["prefilled"] <= record["prompt_tokens"] - last["prompt_tokens"] + 8
+        counts = [(record["prefilled"], record["prompt_tokens"]) for record in (*parent, *one, *other)]
+        print(f"\n{'then' if has_seen_one else 'first'}: {counts}")
+        assert other[0]["reason"] == "branched"
+        assert other[0]["prefilled"] <= other[0]["computed_at_best"] + 512, "a snapshot every 512 tokens"
+        assert (one[0]["prefilled"] < 0.5 * one[0]["prompt_tokens"]) == has_seen_one, one[0]
+
+
+def agent_of(record: Mapping[str, str | None]) -> str:
+    """Empty for the main agent, so that it comes first."""
+    return record["agent"] or ""
 
 
 CODEX_TOOLS: dict[str, dict[str, object]] = {

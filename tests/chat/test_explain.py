@@ -268,6 +268,23 @@ def test_another_chat_with_the_same_system_prompt_branches() -> None:
     assert server.reason(chat(system(LONG_SYSTEM), user("How are you today?"))) is Reason.BRANCHED
 
 
+def test_agents_that_say_who_they_are_are_not_one_chat_edited() -> None:
+    """Sub-agents get other tasks between the same words."""
+
+    def asked(part: int, agent: tuple[str, str] | None) -> ChatRequest:
+        request = chat(system(LONG_SYSTEM), user(f"Part {part}: read."), assistant("Yes."), user("Today is a day."))
+        return replace(request, agent=agent)
+
+    for agents, reason in (
+        ([("s", "a"), ("s", "b")], Reason.BRANCHED),
+        ([("s", "a"), ("s", "a")], Reason.EARLIER_MESSAGE_EDITED),
+        ([None, None], Reason.EARLIER_MESSAGE_EDITED),
+    ):
+        server = RememberingServer("strips_thinking")
+        server.ask(asked(1, agents[0]))
+        assert server.reason(asked(2, agents[1])) is reason
+
+
 def test_another_chat_that_shares_the_templates_first_words_alone_is_cold() -> None:
     server = RememberingServer("strips_thinking")
     server.ask(chat(ASK))

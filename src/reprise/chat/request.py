@@ -36,7 +36,8 @@ class ChatRequest:
     name (`enable_thinking`, `reasoning_effort`, …). `continue_final`: the last message is an assistant
     message whose text the model continues. `breakpoints` are explicit checkpoints (`cache_control`): the number of
     messages before each (0: after the tools and before any message). `cuts` are explicit checkpoints within a message.
-    `notes` say what was done to the client's messages, for the record.
+    `notes` say what was done to the client's messages, for the record. `agent` is which agent of its client sends it,
+    where it says so: it is not rendered.
     """
 
     messages: tuple[Message, ...]
@@ -47,3 +48,4 @@ class ChatRequest:
     breakpoints: tuple[int, ...] = ()
     cuts: tuple[Cut, ...] = ()
     notes: tuple[str, ...] = ()
+    agent: tuple[str, str] | None = None

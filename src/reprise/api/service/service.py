@@ -189,7 +189,10 @@ class ChatService:
         Raises BadRequest (TemplateFailed, ContextTooLong), QueueFull, ShuttingDown; then nothing was queued.
         """
         arrived_s = time.monotonic()
-        rendered, prompt = await self._prompt(request.prompt, namespace=request.namespace)
+        chat = request.prompt
+        if isinstance(chat, ChatRequest):
+            chat = replace(chat, agent=request.caller.key)
+        rendered, prompt = await self._prompt(chat, namespace=request.namespace)
         bound = self.settings.max_tokens if request.max_tokens is None else request.max_tokens
         if request.until is not None:
             prompt = cut_at(prompt, request.until)

@@ -348,7 +348,8 @@ def _classify_message(divergence: Divergence, index: int, role: str | None) -> R
         # The same message ends otherwise: the chat went on from it in another way, or the template rewrote it.
         is_last = index in (len(before) - 1, len(messages) - 1)
         return Reason.BRANCHED if is_last and len(before) == len(messages) else Reason.TEMPLATE_RERENDERED
-    if not _is_same_chat(before, messages, index):
+    is_same_agent = previous.request.agent == divergence.rendered.request.agent
+    if not is_same_agent or not _is_same_chat(before, messages, index):
         return Reason.BRANCHED
     last_user = last_user_at(messages)
     is_last = last_user is not None and index >= last_user
