@@ -122,7 +122,7 @@ class CacheTrial:
         before, evictions, held = stored_in(self.cache), self.cache.stats.num_evictions, self.cache.nbytes
         match = self.cache.match(as_tokens(tokens), namespace=namespace)
         stood = match.length
-        older = superseded_on(match.walk.nodes, len(tokens), kind)
+        older = superseded_on(match.walk.nodes, len(tokens), kind, None)
         replaced = {(namespace, tuple(tokens[: each.position])) for each in older if each.position <= stood}
         source = HashSource(tokens, fails_after=fails_after)
         is_pinned = pinned_until > self.clock.now
