@@ -226,14 +226,22 @@ def test_what_follows_each_other_is_one_assistant_message():
         {"type": "reasoning", "summary": [{"type": "summary_text", "text": "B"}]},
         {"type": "local_shell_call", "call_id": "2", "action": {"command": ["ls"]}},
         {"type": "local_shell_call_output", "id": "2", "output": "x"},
+        {"type": "computer_call", "call_id": "3", "action": {"type": "screenshot"}},
+        {
+            "type": "computer_call_output",
+            "call_id": "3",
+            "output": {"type": "computer_screenshot", "image_url": "data:"},
+        },
     ]
     for item in given:
         writer.add(Item.model_validate(item), "input")
-    first, second, result = writer.messages
+    first, second, result, third, screenshot = writer.messages
     assert (first["reasoning_content"], len(first["tool_calls"])) == ("A", 1)
     assert second["reasoning_content"] == "B"
     assert second["tool_calls"][0]["function"] == {"name": "local_shell", "arguments": {"command": ["ls"]}}
     assert result == {"role": "tool", "tool_call_id": "2", "content": "x", "name": "local_shell"}
+    assert third["tool_calls"][0]["function"] == {"name": "computer", "arguments": {"type": "screenshot"}}
+    assert (screenshot["name"], screenshot["content"]) == ("computer", "[image omitted: this model reads text only]")
 
 
 async def test_a_chat_goes_on_by_id():

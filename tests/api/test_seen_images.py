@@ -1,5 +1,6 @@
 """Images with a model that sees: every API has them in the prompt, in the same place, or says what is wrong."""
 
+import asyncio
 import http.server
 import threading
 import time
@@ -12,7 +13,8 @@ import httpx
 import pytest
 
 from reprise.api.service.image_fetching import ImageFetcher, is_public
-from reprise.core.errors import BadRequest
+from reprise.api.service.image_parts import FetchedImages, ImageLimits, ImageLink
+from reprise.core.errors import UnreadableImage
 from reprise.core.job import Job, Purpose
 from reprise.core.settings import Settings
 from reprise.core.tokens import common_prefix
@@ -108,6 +110,48 @@ async def test_ollama_generates_about_an_image() -> None:
         assert (await a.client.post("/api/generate", json=body)).status_code == 200
         await a.until_idle()
         assert sizes(a.backend.of(Purpose.GENERATE)[-1]) == [(48, 32)]
+
+
+async def test_ollamas_clients_may_send_a_data_url_and_are_told_how_to_send_a_link() -> None:
+    async with sees() as a:
+
+        async def ask(image: str) -> httpx.Response:
+            body = {"model": MODEL, "prompt": "What?", "images": [image], "stream": False}
+            return await a.client.post("/api/generate", json=body)
+
+        assert (await ask(data_url(CAT))).status_code == 200
+        await a.until_idle()
+        assert sizes(a.backend.of(Purpose.GENERATE)[-1]) == [(48, 32)]
+        for image, sentence in (
+            ("https://example.com/a.png", "fetches no images from example.com"),
+            ("file:///etc/passwd", "from no such URL"),
+            ("a.png", "is not base64: send the image itself"),
+        ):
+            told = await ask(image)
+            assert told.status_code == 400 and sentence in told.json()["error"], told.text
+
+
+async def test_a_computers_screenshot_is_in_the_prompt() -> None:
+    async with sees() as a:
+        items = [
+            {"role": "user", "content": "Look."},
+            {"type": "computer_call", "call_id": "c", "action": {"type": "screenshot"}},
+            {
+                "type": "computer_call_output",
+                "call_id": "c",
+                "output": {"type": "computer_screenshot", "image_url": data_url(CAT)},
+            },
+        ]
+        assert sizes(await answered(a, "responses", items)) == [(48, 32)]
+
+
+async def test_a_chat_is_written_with_the_models_marker_for_an_image() -> None:
+    async with sees() as a:
+        marker = seeing().images.marker  # type: ignore[union-attr]
+        chat = asks("chat", words("chat", f"What is {marker}?"), shows("chat", CAT))
+        text = (await a.client.post("/apply-template", json={"messages": chat})).json()["prompt"]
+        assert f"What is {marker}?" in text and text.count(marker) == 2
+        assert "omitted" not in text and text.isascii()
 
 
 async def test_counts_lookups_and_prefills_have_the_image() -> None:
@@ -319,7 +363,7 @@ def test_an_image_is_fetched_from_a_host_that_is_allowed(monkeypatch: pytest.Mon
             ("http://pictures.example/none", "answered 404"),
             ("http://pictures.example/to/to/to/to/a.png", "too often|answered 404"),
         ):
-            with pytest.raises(BadRequest, match=sentence):
+            with pytest.raises(UnreadableImage, match=sentence):
                 fetcher.fetch(url, where="x")
 
 
@@ -328,7 +372,7 @@ def test_who_sends_an_image_byte_by_byte_has_no_more_time(monkeypatch: pytest.Mo
     with _file_server(monkeypatch):
         fetcher = replace(_fetcher("pictures.example"), timeout_s=0.5)
         started_s = time.monotonic()
-        with pytest.raises(BadRequest, match="could not be fetched"):
+        with pytest.raises(UnreadableImage, match="could not be fetched"):
             fetcher.fetch(f"http://pictures.example/slow/{place}", where="x")
         assert time.monotonic() - started_s < 10
 
@@ -367,7 +411,7 @@ def test_no_address_of_a_house_is_public(address: str) -> None:
     fetcher = ImageFetcher(
         hosts=frozenset({"pictures.example"}), max_nbytes=1, resolve=lambda host, port: ["93.184.216.34", address]
     )
-    with pytest.raises(BadRequest, match="no public address"):
+    with pytest.raises(UnreadableImage, match="no public address"):
         fetcher.fetch("https://pictures.example/a.png", where="x")
 
 
@@ -383,3 +427,78 @@ async def test_a_link_to_a_host_that_is_allowed_is_fetched(monkeypatch: pytest.M
         assert sizes(await answered(a, "chat", asks("chat", words("chat", "?"), part))) == [(48, 32)]
         other = {"type": "image_url", "image_url": {"url": "https://pictures.example.org/a.png"}}
         assert (await post(a, "chat", asks("chat", words("chat", "?"), other))).status_code == 400
+
+
+def _link(url: str) -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+async def test_a_chat_goes_on_behind_a_link_that_leads_nowhere_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    is_there = True
+
+    def fetch(self: ImageFetcher, url: str, *, where: str) -> bytes:
+        if not is_there:
+            raise UnreadableImage("The host pictures.example answered 404 for an image.", param=where)
+        return CAT
+
+    monkeypatch.setattr(ImageFetcher, "fetch", fetch)
+    link = _link("https://pictures.example/a.png")
+    asked = asks("chat", words("chat", "What?"), link, link)
+    later = [*asked, *answers("A cat."), *asks("chat", words("chat", "Why?"), shows("chat", DOG))]
+    async with sees(image_hosts=("pictures.example",)) as a:
+        assert sizes(await answered(a, "chat", asked)) == [(48, 32)] * 2
+        assert sizes(await answered(a, "chat", later)) == [(48, 32), (48, 32), (64, 16)]
+        is_there = False
+        job = await answered(a, "chat", later)
+        assert sizes(job) == [(64, 16)]
+        notes = (await a.client.get("/v1/cache/requests")).json()["data"][0]["notes"]
+        assert "left out, since they cannot be read: images: 2" in notes
+        # In a new question it is refused, once.
+        refused = await post(a, "chat", asked)
+        assert refused.status_code == 400 and "answered 404" in refused.json()["error"]["message"]
+        joined = asks("chat", words("chat", "What?"), link, link, words("chat", "Never mind."))
+        assert sizes(await answered(a, "chat", joined)) == []
+
+
+def test_links_of_a_chat_have_one_time_and_one_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    fetched: list[tuple[str, float, int]] = []
+
+    def fetch(self: ImageFetcher, url: str, *, where: str) -> bytes:
+        fetched.append((url, self.timeout_s, self.max_nbytes))
+        time.sleep(0.2)
+        return bytes(40 << 20)
+
+    monkeypatch.setattr(ImageFetcher, "fetch", fetch)
+    links = [ImageLink(url=f"https://pictures.example/{number}", detail=None, where="x") for number in (1, 2, 2, 3, 4)]
+    messages = [{"role": "user", "content": [{"type": "image", "link": link} for link in links]}]
+    limits = ImageLimits(num=9, nbytes=50 << 20, pixels=9, hosts=frozenset({"pictures.example"}))
+    found = FetchedImages(messages, limits)
+    assert [url[-1] for url, _, _ in fetched] == ["1", "2"], "twice 40 MiB is more than a chat has"
+    assert fetched[1][2] == 24 << 20
+    with pytest.raises(UnreadableImage, match="too long together"):
+        found.image(links[-1])
+    fetched.clear()
+    found = FetchedImages(messages[:1], limits, all_s=0.1)
+    assert len(fetched) == 1 and fetched[0][1] <= 0.1
+    with pytest.raises(UnreadableImage, match="too long to fetch"):
+        found.image(links[1])
+
+
+async def test_who_waits_for_a_link_keeps_nobody_from_having_images_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    may_go = threading.Event()
+
+    def fetch(self: ImageFetcher, url: str, *, where: str) -> bytes:
+        assert may_go.wait(60)
+        return CAT
+
+    monkeypatch.setattr(ImageFetcher, "fetch", fetch)
+    async with sees(image_hosts=("pictures.example",)) as a:
+        links = [asks("chat", words("chat", "?"), _link(f"https://pictures.example/{number}")) for number in range(4)]
+        waiting = [asyncio.create_task(post(a, "chat", chat)) for chat in links]
+        await asyncio.sleep(0.2)
+        try:
+            told = await asyncio.wait_for(post(a, "chat", asks("chat", words("chat", "?"), shows("chat", DOG))), 30)
+            assert told.status_code == 200
+        finally:
+            may_go.set()
+        assert [(await each).status_code for each in waiting] == [200] * 4

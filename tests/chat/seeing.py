@@ -146,9 +146,19 @@ FAMILIES = {
 }
 
 
+FURTHER = {
+    # The same without a way to write calls: results stand alone, and images in them are refused, too.
+    "rows without calls": replace(
+        FAMILIES["rows"],
+        template=(FAMILIES["rows"].template.partition("{%- for call in")[0] + "{{ '<|im_end|>\\n' }}\n{%- endfor -%}\n")
+        + "{%- if add_generation_prompt -%}<|im_start|>assistant\n{% endif -%}\n",
+    ),
+}
+
+
 @cache
 def _tokenizer(family: str) -> PreTrainedTokenizerFast:
-    known = FAMILIES[family]
+    known = {**FAMILIES, **FURTHER}[family]
     inner = Tokenizer.from_str(backend_tokenizer().to_str())
     marks = [*known.marks, "<|vision_start|>", "<|vision_end|>", "<image_id>"]
     inner.add_tokens([AddedToken(mark, normalized=False, special=True) for mark in marks])
@@ -163,7 +173,7 @@ def _tokenizer(family: str) -> PreTrainedTokenizerFast:
 def seeing(family: str = "lines") -> TextModel:
     """A text model that sees, with a reader of its own."""
     tokenizer = _tokenizer(family)
-    reader = SizeReader(FAMILIES[family], tokenizer.get_vocab())
+    reader = SizeReader({**FAMILIES, **FURTHER}[family], tokenizer.get_vocab())
     return replace(make_text_model(tokenizer), images=reader)
 
 

@@ -245,8 +245,9 @@ def test_an_image_is_shown_where_the_template_takes_it_and_else_by_the_user_behi
         assert before.rsplit("<|im_start|>", 1)[1].startswith("user" if is_moved else shown_by)
 
 
-def test_a_moved_image_stays_where_it_is_as_the_chat_grows() -> None:
-    model = seeing("rows")
+@pytest.mark.parametrize("family", ["rows", "rows without calls"])
+def test_a_moved_image_stays_where_it_is_as_the_chat_grows(family: str) -> None:
+    model = seeing(family)
     renderer = Renderer(model)
     seen = shows("Seen.", CAT, role="tool", tool_call_id="call_1")
     loop = (user("Look."), CALL, seen)
@@ -255,6 +256,15 @@ def test_a_moved_image_stays_where_it_is_as_the_chat_grows() -> None:
     stable = max(b.position for b in first.prompt.boundaries if b.kind is BoundaryKind.STABLE)
     assert first.prompt.images[0].span.stop <= stable
     assert second.prompt.tokens[:stable].tolist() == first.prompt.tokens[:stable].tolist()
+
+
+@pytest.mark.parametrize("family", ["lines", "rows without calls"])
+def test_a_system_prompt_with_an_image_or_a_marker_is_not_said_to_be_left_out(family: str) -> None:
+    model = seeing(family)
+    marker = cast(SizeReader, model.images).family.marker
+    for head in (shows("Be", CAT, "brief.", role="system"), system(f"The marker is {marker}.")):
+        rendered = render(model, head, shows("Look.", DOG))
+        assert not any("leaves out" in note for note in rendered.notes), rendered.notes
 
 
 def test_a_file_that_cannot_be_decoded_is_a_sentence() -> None:
@@ -344,6 +354,17 @@ def test_a_screenshot_that_is_encoded_again_is_noted() -> None:
     assert "Another image of 48 x 32 stands where one of this size stood" in compared.explanation.advice
     assert "it should send the same bytes" in compared.explanation.advice
     assert not any("encodes an image again" in note for note in compare_requests(model, before, before).notes)
+
+
+def test_images_in_another_order_or_detail_are_not_said_to_be_encoded_again() -> None:
+    model = seeing()
+    one, two = picture("one"), picture("two")
+    low = replace(one, digest=bytes(16), detail="low")
+    for before, now in (((one, two), (two, one)), ((one, two), (one, one)), ((low,), (one,))):
+        chats = [
+            ChatRequest(messages=(shows("Look.", *images), assistant("Yes."), user("And?"))) for images in (before, now)
+        ]
+        assert compare_requests(model, *chats).notes == ()
 
 
 def test_ids_below_zero_are_shown_as_images() -> None:

@@ -114,8 +114,12 @@ def test_a_chat_goes_on_behind_an_image_that_cannot_be_read(name: str) -> None:
         def ask(*chat: dict[str, Any]) -> httpx.Response:
             return client.post("/v1/chat/completions", json={"messages": list(chat)})
 
+        joined = shows("Look: ", content, "What?", "Never mind.")
+        assert client.post("/v1/prefill", json={"messages": [question]}).status_code == 400
+        assert ask(joined).status_code == 400, "nobody has asked yet, so it is a question of its own"
         assert ask(question).status_code == 400
-        for chat in ((question, shows("Never mind.")), (shows("Look."), *result)):
+        # Some clients join what the user writes next to the refused message.
+        for chat in ((question, shows("Never mind.")), (joined,), (shows("Look."), *result)):
             told = ask(*chat)
             assert told.status_code == 200, told.text
             record = client.get(f"/v1/cache/requests/{told.headers['x-request-id']}").json()

@@ -106,8 +106,8 @@ class SeenImages:
         return "".join(out)
 
     def without_tags(self, text: str) -> str:
-        """The text as the model has it, but for the images."""
-        return self.pattern.sub(self.marker.replace("\\", r"\\"), text)
+        """The text as the model has it, but for the images: of each its marker."""
+        return self.pattern.sub(self.marker.replace("\\", r"\\"), text).replace(self.cut_marker, self.marker)
 
     def without_markers(self, value: Any) -> Any:
         """A JSON value in whose texts every marker is cut. The same object where there is none."""

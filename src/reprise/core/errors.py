@@ -41,7 +41,10 @@ class InvalidValue(BadRequest):
 
 
 class UnreadableImage(BadRequest):
-    """An image is damaged, of another kind, or beyond a limit: sent again, it is that again."""
+    """An image is damaged, of another kind, beyond a limit, or not to be had at its URL.
+
+    Sent again, it most likely is that again.
+    """
 
 
 class TemplateFailed(BadRequest):

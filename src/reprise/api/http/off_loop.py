@@ -20,8 +20,10 @@ class Stage(StrEnum):
 
     READ = "read"
     """Its body is parsed. One thread: a parser holds the interpreter, so two would only take turns."""
+    FETCH = "fetch"
+    """Its images are fetched: threads that wait for a network."""
     SEE = "see"
-    """Its images are fetched and decoded, a limited number at once for all requests together."""
+    """Its images are decoded, a limited number at once for all requests together."""
     BEGIN = "begin"
     """Its prompt is rendered and tokenized."""
     END = "end"
@@ -36,6 +38,7 @@ class Stage(StrEnum):
 
 _NUM_THREADS = {
     Stage.READ: 1,
+    Stage.FETCH: 8,
     Stage.SEE: 2,
     Stage.BEGIN: min(4, os.cpu_count() or 1),
     Stage.END: 2,

@@ -79,9 +79,10 @@ async def _text(body: ApplyTemplateBody, service: ChatService, namespace: str) -
             tools=body.tools or [],
             template_options=body.chat_template_kwargs or {},
             continue_final=body.continue_final_message is True,
+            images=service.served.image_parts,
         )
     )
-    return (await service.render(chat, namespace=namespace, is_final=False)).text
+    return await service.text(chat, namespace=namespace)
 
 
 def _sampling(served: Served) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from reprise.api.openai.chat_body import ChatBody
 from reprise.api.openai.chat_request import service_request_of
 from reprise.api.openai.completions_body import CompletionsBody, service_requests_of
 from reprise.api.service.exchange import ServiceRequest
+from reprise.api.service.image_parts import is_url
 from reprise.api.service.served import Served
 from reprise.core.errors import BadRequest
 
@@ -175,5 +176,6 @@ def _content(message: OllamaMessage) -> str | list[dict[str, Any]]:
     text = message.content or ""
     if not message.images:
         return text
-    images = [{"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}} for data in message.images]
-    return [{"type": "text", "text": text}, *images]
+    # Ollama's own are base64 alone; clients also send data URLs, and links.
+    urls = [data if is_url(data) else f"data:image/png;base64,{data}" for data in message.images]
+    return [{"type": "text", "text": text}, *({"type": "image_url", "image_url": {"url": url}} for url in urls)]

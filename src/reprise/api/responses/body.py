@@ -47,7 +47,7 @@ class Item(Body):
     namespace: str | None = None
     arguments: str | None = None
     input: str | None = None
-    output: str | list[ItemPart] | None = None
+    output: str | list[ItemPart] | ItemPart | None = None
     action: dict[str, Any] | None = None
     summary: list[ItemPart] | None = None
     encrypted_content: str | None = None

@@ -18,6 +18,8 @@ from reprise.chat.request import Message
 from reprise.core.errors import BadRequest
 
 LOCAL_SHELL = "local_shell"
+_OWN_NAMES = {"local_shell_call": LOCAL_SHELL, "computer_call": "computer"}
+"""Of tools that OpenAI's API knows, by the type of their calls."""
 _SUMMARISED = """\
 The rest of this chat was replaced by your own summary of it. Go on from there.
 
@@ -54,9 +56,11 @@ class MessageWriter:
                 self._add_message(item, where)
             case "reasoning":
                 self._add_reasoning(item, where)
-            case "function_call" | "custom_tool_call" | "local_shell_call":
+            case "function_call" | "custom_tool_call" | "local_shell_call" | "computer_call":
                 self._add_call(item, where)
-            case "function_call_output" | "custom_tool_call_output" | "local_shell_call_output":
+            case (
+                "function_call_output" | "custom_tool_call_output" | "local_shell_call_output" | "computer_call_output"
+            ):
                 self._add_output(item, where)
             case "compaction" | "compaction_summary":
                 self._add_compaction(item, where)
@@ -100,7 +104,7 @@ class MessageWriter:
         self._messages.append({"role": "user", "content": _SUMMARISED.format(summary)})
 
     def _add_call(self, item: Item, where: str) -> None:
-        own_name = LOCAL_SHELL if item.type == "local_shell_call" else item.name
+        own_name = _OWN_NAMES.get(item.type, item.name)
         if item.call_id is None or own_name is None:
             raise BadRequest("A tool call needs its `call_id` and `name`.", param=where)
         name = full_name(own_name, item.namespace)
@@ -122,7 +126,9 @@ class MessageWriter:
             raise BadRequest("A tool output needs the `call_id` of its call.", param=f"{where}.call_id")
         if item.output is None:
             raise BadRequest("A tool output needs `output`.", param=f"{where}.output")
-        content = self._content(item.output, f"{where}.output", joiner="\n")
+        # A screenshot is a part alone.
+        output = [item.output] if isinstance(item.output, ItemPart) else item.output
+        content = self._content(output, f"{where}.output", joiner="\n")
         result = {"role": "tool", "tool_call_id": call_id, "content": content}
         name = self._tool_names.get(call_id)
         self._messages.append(result if name is None else {**result, "name": name})

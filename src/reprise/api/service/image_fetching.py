@@ -16,7 +16,7 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from urllib.parse import urljoin, urlsplit
 
-from reprise.core.errors import BadRequest
+from reprise.core.errors import UnreadableImage
 
 FETCH_TIMEOUT_S = 10.0
 _MAX_REDIRECTS = 3
@@ -66,7 +66,7 @@ class ImageFetcher:
     is_allowed: Callable[[str], bool] = is_public
 
     def fetch(self, url: str, *, where: str) -> bytes:
-        """The content of a URL. Raises BadRequest naming the field."""
+        """The content of a URL. Raises UnreadableImage naming the field."""
         until_s = time.monotonic() + self.timeout_s
         try:
             for _ in range(_MAX_REDIRECTS + 1):
@@ -75,21 +75,21 @@ class ImageFetcher:
                     return content
                 url = urljoin(url, target)
         except (OSError, ValueError, http.client.HTTPException) as error:
-            raise BadRequest("An image could not be fetched. Send it as a data URL.", param=where) from error
-        raise BadRequest("The URL of an image leads to others too often. Send it as a data URL.", param=where)
+            raise UnreadableImage("An image could not be fetched. Send it as a data URL.", param=where) from error
+        raise UnreadableImage("The URL of an image leads to others too often. Send it as a data URL.", param=where)
 
     def _get(self, url: str, until_s: float, where: str) -> tuple[bytes, str | None]:
         """The content, or where a redirect leads to."""
         parts = urlsplit(url)
         host, port = (parts.hostname or "").lower(), _PORTS.get(parts.scheme)
         if port is None or host not in self.hosts or parts.port not in (None, port) or parts.username is not None:
-            raise BadRequest(
+            raise UnreadableImage(
                 f"The URL of an image leads to {host or 'no host'}, which --allow-image-urls does not name.",
                 param=where,
             )
         addresses = list(self.resolve(host, port))
         if not addresses or not all(map(self.is_allowed, addresses)):
-            raise BadRequest(f"The host {host} of an image's URL has no public address.", param=where)
+            raise UnreadableImage(f"The host {host} of an image's URL has no public address.", param=where)
         path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
         stream = _connected(addresses, port, until_s)
         with _shut_at(until_s, stream), closing(_connection(parts.scheme, host, port, stream)) as connection:
@@ -98,7 +98,7 @@ class ImageFetcher:
             if response.status in _REDIRECTS:
                 return b"", response.getheader("Location") or ""
             if response.status != http.client.OK:
-                raise BadRequest(f"The host {host} answered {response.status} for an image.", param=where)
+                raise UnreadableImage(f"The host {host} answered {response.status} for an image.", param=where)
             return self._content(response, until_s, where), None
 
     def _content(self, response: http.client.HTTPResponse, until_s: float, where: str) -> bytes:
@@ -111,7 +111,7 @@ class ImageFetcher:
                 return bytes(taken)
             taken += chunk
             if len(taken) > self.max_nbytes:
-                raise BadRequest(f"An image at a URL is longer than {self.max_nbytes:,} bytes.", param=where)
+                raise UnreadableImage(f"An image at a URL is longer than {self.max_nbytes:,} bytes.", param=where)
 
 
 def _connected(addresses: Sequence[str], port: int, until_s: float) -> socket.socket:

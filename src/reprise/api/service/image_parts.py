@@ -3,17 +3,19 @@
 import base64
 import binascii
 import re
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 from urllib.parse import unquote_to_bytes, urlsplit
 
-from reprise.api.service.image_fetching import ImageFetcher
-from reprise.chat.images import image_part, images_in
+from reprise.api.service.image_fetching import FETCH_TIMEOUT_S, ImageFetcher
+from reprise.chat.images import image_part
 from reprise.chat.request import Message
 from reprise.core.abandon import stop_if_abandoned
 from reprise.core.errors import BadRequest, UnreadableImage
 from reprise.core.image_files import image_of
+from reprise.core.images import ImageFile
 from reprise.core.settings import Settings
 
 IMAGE_TYPES = frozenset(("image", "image_url", "input_image", "computer_screenshot"))
@@ -119,7 +121,12 @@ def _source_of(fields: Mapping[str, Any]) -> _SentImage | None:
         given = inner.get("url")
     if not isinstance(given, str) or (text := given.strip()) == "":
         return None
-    return _SentImage(text=text, is_url=":" in text[:16])
+    return _SentImage(text=text, is_url=is_url(text))
+
+
+def is_url(text: str) -> bool:
+    """Whether this is a URL, and not an image in base64, which has no colon."""
+    return ":" in text[:16]
 
 
 def _detail_of(fields: Mapping[str, Any]) -> str | None:
@@ -128,36 +135,61 @@ def _detail_of(fields: Mapping[str, Any]) -> str | None:
     return detail if isinstance(detail, str) else None
 
 
-def has_images(messages: Sequence[Message]) -> bool:
-    """Whether there are images in these messages, or links to some."""
-    return len(images_in(messages)) > 0 or any(_link_in(part) for message in messages for part in _parts(message))
+def has_links(messages: Sequence[Message]) -> bool:
+    """Whether images of these messages have still to be fetched."""
+    return any(link_of(part) is not None for message in messages for part in _parts(message))
 
 
-def fetched(messages: Sequence[Message], limits: ImageLimits) -> tuple[Message, ...]:
-    """The messages with what their links lead to. Takes as long as the network does. Raises BadRequest."""
-    fetcher = ImageFetcher(hosts=limits.hosts, max_nbytes=limits.nbytes)
-    by_url: dict[str, bytes] = {}
-
-    def image(link: ImageLink) -> dict[str, Any]:
-        stop_if_abandoned()
-        if link.url not in by_url:
-            by_url[link.url] = fetcher.fetch(link.url, where=link.where)
-        found = image_of(by_url[link.url], detail=link.detail, max_pixels=limits.pixels, where=link.where)
-        return image_part(found)
-
-    def whole(part: Any) -> Any:
-        link = _link_in(part)
-        return part if link is None else image(link)
-
-    return tuple(
-        {**message, "content": [whole(part) for part in _parts(message)]}
-        if any(_link_in(part) for part in _parts(message))
-        else message
-        for message in messages
-    )
+FETCH_ALL_S = 30.0
+"""For all links of a chat together."""
+_FETCHED_NBYTES = 64 << 20
+"""Of a chat's links together, or as much as one image of the largest size takes: as data has it."""
 
 
-def _link_in(part: Any) -> ImageLink | None:
+class FetchedImages:
+    """What the links of a chat lead to: each is fetched once, in bounded time, and what is not fetched is an error."""
+
+    def __init__(self, messages: Sequence[Message], limits: ImageLimits, *, all_s: float = FETCH_ALL_S) -> None:
+        """Takes as long as the network does, `all_s` at most. Raises Abandoned."""
+        self._limits = limits
+        self._found: dict[str, bytes | UnreadableImage] = {}
+        self._left_nbytes = max(_FETCHED_NBYTES, limits.nbytes)
+        until_s = time.monotonic() + all_s
+        for link in (link_of(part) for message in messages for part in _parts(message)):
+            if link is None or link.url in self._found:
+                continue
+            stop_if_abandoned()
+            try:
+                content = self._fetch(link, left_s=until_s - time.monotonic())
+                self._left_nbytes -= len(content)
+                self._found[link.url] = content
+            except UnreadableImage as error:
+                self._found[link.url] = error
+
+    def _fetch(self, link: ImageLink, *, left_s: float) -> bytes:
+        if left_s <= 0 or self._left_nbytes <= 0:
+            raise UnreadableImage(
+                "The images at the URLs of a chat take too long to fetch, or are too long together. Send them as data "
+                "URLs.",
+                param=link.where,
+            )
+        fetcher = ImageFetcher(
+            hosts=self._limits.hosts,
+            max_nbytes=min(self._limits.nbytes, self._left_nbytes),
+            timeout_s=min(FETCH_TIMEOUT_S, left_s),
+        )
+        return fetcher.fetch(link.url, where=link.where)
+
+    def image(self, link: ImageLink) -> ImageFile:
+        """The image at a link of these messages. Raises UnreadableImage, and BadRequest."""
+        found = self._found[link.url]
+        if isinstance(found, UnreadableImage):
+            raise found
+        return image_of(found, detail=link.detail, max_pixels=self._limits.pixels, where=link.where)
+
+
+def link_of(part: Any) -> ImageLink | None:
+    """The link that a part of a message is; None: it is something else."""
     link: object = cast(Mapping[str, Any], part).get("link") if isinstance(part, Mapping) else None
     return link if isinstance(link, ImageLink) else None
 
@@ -175,7 +207,7 @@ def _decoded(text: str, where: str) -> bytes:
         plain = text.translate(_URL_SAFE)
         content = base64.b64decode(plain + "=" * (-len(plain) % 4), validate=True)
     except (binascii.Error, ValueError) as error:
-        raise UnreadableImage("The data of an image is not base64.", param=where) from error
+        raise UnreadableImage(f"The data of an image is not base64: {_HOW}.", param=where) from error
     if not content:
         raise UnreadableImage("The data of an image is empty.", param=where)
     return content

@@ -24,18 +24,18 @@ from reprise.api.http.limits import Limits
 from reprise.api.http.off_loop import Stage, StageThreads
 from reprise.api.service.agents import Agents
 from reprise.api.service.exchange import EndReason, RawPrompt, Record, ServiceRequest, used_of
-from reprise.api.service.image_parts import fetched, has_images
+from reprise.api.service.image_parts import FetchedImages, has_links, link_of
 from reprise.api.service.jobs import answer_format_of, cut_at, job_of, running_of
 from reprise.api.service.models import Models
 from reprise.api.service.records import Records, log_line, record_of
 from reprise.api.service.reply import Choice, Inbox, LoopClock, PrefillProgress, Reply
 from reprise.api.service.served import Served
 from reprise.api.service.settling import Settling
-from reprise.api.service.unread import without_unreadable
+from reprise.api.service.unread import with_read_images
 from reprise.chat.answer import ToolCallDelta
 from reprise.chat.answers.answer_format import AnswerFormat
 from reprise.chat.grammars.tool_grammar import answer_grammar
-from reprise.chat.images import with_images
+from reprise.chat.images import image_of, image_part, images_in
 from reprise.chat.reasons.explain import Explanation
 from reprise.chat.rendering.render import Branch, Renderer, Renderers
 from reprise.chat.request import ChatRequest
@@ -192,7 +192,7 @@ class ChatService:
         chat = request.prompt
         if isinstance(chat, ChatRequest):
             chat = replace(chat, agent=request.caller.key)
-        rendered, prompt = await self._prompt(chat, namespace=request.namespace)
+        rendered, prompt = await self._prompt(chat, namespace=request.namespace, is_asked=True)
         bound = self.settings.max_tokens if request.max_tokens is None else request.max_tokens
         if request.until is not None:
             prompt = cut_at(prompt, request.until)
@@ -254,26 +254,48 @@ class ChatService:
         self._open[request.id] = reply
         return reply
 
-    async def render(self, chat: ChatRequest, *, namespace: str = "", is_final: bool = True) -> Rendered:
-        """The chat as the model would see it, off the event loop; nothing is computed. `is_final`: see `Renderer`."""
+    async def render(
+        self, chat: ChatRequest, *, namespace: str = "", is_final: bool = True, is_asked: bool = False
+    ) -> Rendered:
+        """The chat as the model would see it, off the event loop; nothing is computed. `is_final`: see `Renderer`.
+
+        `is_asked`: it is to be answered, so a refusal is remembered.
+        """
         self.served.check_makes_text()
-        chat = await self._with_images(self._with_defaults(chat), namespace)
+        chat = await self._with_images(self._with_defaults(chat), namespace, is_asked=is_asked)
         return await self.off_loop(lambda: self._renderer(namespace).render(chat, is_final=is_final))
 
-    async def _with_images(self, chat: ChatRequest, namespace: str) -> ChatRequest:
+    async def text(self, chat: ChatRequest, *, namespace: str = "") -> str:
+        """The same as the template writes it; of an image there is the model's marker. Raises what `render` raises."""
+        rendered = await self.render(chat, namespace=namespace, is_final=False)
+        return self._renderer(namespace).plain(rendered.text)
+
+    async def _with_images(self, chat: ChatRequest, namespace: str, *, is_asked: bool = False) -> ChatRequest:
         """The chat with the images that it links to, all of them decoded, a few at a time. Raises BadRequest.
 
-        Images that cannot be decoded are left out, but for those in the newest question.
+        Images that cannot be had or decoded are left out, but for those in the newest question.
         """
         limits = self.served.image_limits
-        if limits is None or not has_images(chat.messages):
+        if limits is None or not (images_in(chat.messages) or has_links(chat.messages)):
             return chat
         renderer, own = self._renderer(namespace), self.cache_namespace(namespace)
+        # Whoever waits for a network takes no thread of those that decode.
+        fetched: FetchedImages | None = None
+        if has_links(chat.messages):
+            fetched = await self.threads.run(Stage.FETCH, partial(FetchedImages, chat.messages, limits))
+
+        def read(part: Any) -> Any:
+            link = link_of(part)
+            image = image_of(part) if fetched is None or link is None else fetched.image(link)
+            assert image is not None, "an image or a link"
+            found = image_part(of_namespace(image, own))
+            renderer.see([{"role": "user", "content": [found]}])
+            return found
 
         def see() -> ChatRequest:
-            messages = fetched(chat.messages, limits)
-            seen = replace(chat, messages=with_images(messages, partial(of_namespace, namespace=own)))
-            return without_unreadable(seen, renderer.see)
+            return with_read_images(
+                chat, read, refused=self.served.refused_questions, namespace=namespace, is_asked=is_asked
+            )
 
         return await self.threads.run(Stage.SEE, see)
 
@@ -376,7 +398,7 @@ class ChatService:
         self.threads.shutdown()
 
     async def _prompt(
-        self, prompt: ChatRequest | RawPrompt, *, namespace: str, is_final: bool = True
+        self, prompt: ChatRequest | RawPrompt, *, namespace: str, is_final: bool = True, is_asked: bool = False
     ) -> tuple[Rendered | None, Prompt]:
         if self.is_closing:
             raise ShuttingDown("The server is shutting down. Try again in a moment.")
@@ -385,7 +407,7 @@ class ChatService:
             if len(prompt.tokens) == 0:
                 raise BadRequest("The prompt is empty. Send at least one token.", param="prompt")
             return None, Prompt(tokens=prompt.tokens)
-        rendered = await self.render(prompt, namespace=namespace, is_final=is_final)
+        rendered = await self.render(prompt, namespace=namespace, is_final=is_final, is_asked=is_asked)
         if len(rendered.prompt) == 0:
             raise BadRequest("The chat renders to an empty prompt. Send at least one message with text.")
         return rendered, rendered.prompt

@@ -14,9 +14,10 @@ from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import Any, Literal, Protocol, cast
 
-from reprise.api.service.image_parts import IMAGE_TYPES, ImageParts
+from reprise.api.service.image_parts import IMAGE_TYPES, ImageParts, link_of
 from reprise.chat.images import image_of
-from reprise.chat.request import ChatRequest, Message
+from reprise.chat.message_format import joined_text
+from reprise.chat.request import ChatRequest
 from reprise.core.errors import BadRequest, UnreadableImage
 from reprise.core.image_files import INSTALL
 
@@ -214,34 +215,37 @@ def _unreadable_notes(num: int) -> tuple[str, ...]:
     return (f"left out, since they cannot be read: images: {num}",) if num > 0 else ()
 
 
-def without_unreadable(chat: ChatRequest, see: Callable[[Sequence[Message]], None]) -> ChatRequest:
-    """The chat with a text for each image on which `see` raises UnreadableImage.
+def with_read_images(
+    chat: ChatRequest, read: Callable[[Any], Any], *, refused: RefusedQuestions, namespace: str, is_asked: bool
+) -> ChatRequest:
+    """The chat with what `read` makes of its images and links, and a text for each on which it raises UnreadableImage.
 
-    Raises it for an image in the newest question: files are decoded here that had good headers.
+    Files are decoded here that had good headers, and links fetched. Raises UnreadableImage for one in the newest
+    question, which `refused` remembers if it is asked: counting its tokens, or typing on, refuses nothing.
     """
-    try:
-        see(chat.messages)
-    except UnreadableImage:
-        question_at = newest_question_at([message["role"] for message in chat.messages])
-    else:
-        return chat
+    question_at = newest_question_at([message["role"] for message in chat.messages])
     messages = list(chat.messages)
     left_out: list[int] = []
     for at, message in enumerate(messages):
         content = message.get("content")
-        parts = list(cast(Sequence[Any], content)) if isinstance(content, list) else []
-        for index, part in enumerate(parts):
-            if image_of(part) is None:
+        given = cast(Sequence[Any], content) if isinstance(content, list) else ()
+        if all(_name_of(part) is None for part in given):
+            continue
+        parts = list(given)
+        question = _question_with_images(given) if at == question_at else NO_QUESTION
+        for index, part in enumerate(given):
+            if _name_of(part) is None:
                 continue
             try:
-                see([{**message, "content": [part]}])
+                parts[index] = read(part)
             except UnreadableImage:
-                if at == question_at:
+                if at == question_at and not refused.goes_on(question, namespace=namespace):
+                    if is_asked:
+                        refused.add(question, namespace=namespace)
                     raise
                 parts[index] = {"type": "text", "text": UNREADABLE}
                 left_out.append(at)
-        if at in left_out:
-            messages[at] = {**message, "content": parts}
+        messages[at] = {**message, "content": parts}
     return replace(
         chat,
         messages=tuple(messages),
@@ -249,3 +253,17 @@ def without_unreadable(chat: ChatRequest, see: Callable[[Sequence[Message]], Non
         cuts=tuple(cut for cut in chat.cuts if cut.message not in left_out),
         notes=(*chat.notes, *_unreadable_notes(len(left_out))),
     )
+
+
+def _question_with_images(parts: Sequence[Any]) -> Question:
+    """The question in a message's parts, whatever API it came by. O(content)."""
+    text = joined_text(list(parts)).translate(_WHITE_SPACE)
+    return Question(text=text, parts=frozenset(name for part in parts if (name := _name_of(part)) is not None))
+
+
+def _name_of(part: Any) -> str | None:
+    """What distinguishes an image or a link from others; None: the part is something else."""
+    image, link = image_of(part), link_of(part)
+    if image is not None:
+        return f"image {image.digest.hex()}"
+    return None if link is None else _digest(f"link {link.detail} {link.url}")

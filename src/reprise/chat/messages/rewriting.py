@@ -78,6 +78,12 @@ def images_of_results_to_users(request: ChatRequest) -> ChatRequest:
     return _with_images_moved(request, lambda message: message.get("role") == "tool")
 
 
+def images_of_lone_results_to_users(request: ChatRequest) -> ChatRequest:
+    """Images in tool results whose call is not right before them are shown by the user behind them."""
+    lone = {id(request.messages[index]) for index in _lone_results(request.messages)}
+    return _with_images_moved(request, lambda message: id(message) in lone)
+
+
 def images_of_systems_to_users(request: ChatRequest) -> ChatRequest:
     """Images in system messages are shown by the user behind them."""
     return _with_images_moved(request, lambda message: message.get("role") in HEAD_ROLES)
@@ -151,16 +157,22 @@ def system_in_question(request: ChatRequest) -> ChatRequest:
 
 def lone_results_as_users(request: ChatRequest) -> ChatRequest:
     """Tool results whose call is not right before them become user messages."""
-    draft = _RewrittenChat(request)
-    open_ids: set[str] = set()
+    draft, lone = _RewrittenChat(request), _lone_results(request.messages)
     for index, message in enumerate(request.messages):
-        if message.get("role") == "tool" and message.get("tool_call_id") not in open_ids:
-            draft.keep(index, _as_user(message))
-            continue
+        draft.keep(index, _as_user(message) if index in lone else message)
+    return draft.finish()
+
+
+def _lone_results(messages: Sequence[Message]) -> frozenset[int]:
+    """The indices of tool results whose call is not right before them."""
+    lone: set[int] = set()
+    open_ids: set[str] = set()
+    for index, message in enumerate(messages):
         if message.get("role") != "tool":
             open_ids = {str(call.get("id")) for call in _calls(message)}
-        draft.keep(index, message)
-    return draft.finish()
+        elif message.get("tool_call_id") not in open_ids:
+            lone.add(index)
+    return frozenset(lone)
 
 
 def results_in_order(request: ChatRequest) -> ChatRequest:

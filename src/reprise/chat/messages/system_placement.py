@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import Any, cast
 
 from reprise.chat.images import PROBE, image_part
-from reprise.chat.message_format import USUAL_IDS, joined_text
+from reprise.chat.message_format import USUAL_IDS, joined_text, text_runs
 from reprise.chat.messages import rewriting
 from reprise.chat.request import ChatRequest, Message
 from reprise.chat.templates.probe_turns import HEAD_ROLES
@@ -90,7 +90,8 @@ class Placement:
     def __init__(self, template: ChatTemplate, text_model: TextModel) -> None:
         self._template = template
         writer = _call_writer(text_model)
-        self._rules = (*(_IMAGE_RULES if text_model.images is not None else ()), *_rules(writer))
+        sees = text_model.images is not None
+        self._rules = (*(_IMAGE_RULES if sees else ()), *_rules(writer, sees=sees))
         self._verdicts: dict[tuple[int, bool], bool] = {}
 
     def open(self, request: ChatRequest, moment: datetime) -> Placed:
@@ -103,7 +104,7 @@ class Placement:
             context, text = self._template.open_scene(other, moment)
         except TemplateFailed as failed:
             raise self._explained(failed, request, moment) from failed
-        if not _has_systems(other, text):
+        if not _has_systems(other, self._template.plain(text)):
             notes = (*notes, "the chat template leaves out a system message")
         return Placed(context=context, text=text, notes=notes)
 
@@ -181,7 +182,8 @@ def _in_mapping(arguments: Any) -> Mapping[str, Any]:
 
 def _has_systems(request: ChatRequest, text: str) -> bool:
     systems = (message for message in request.messages if message.get("role") in HEAD_ROLES)
-    return all(joined_text(message.get("content")).strip() in text for message in systems)
+    runs = (run for message in systems for run in text_runs(message.get("content")))
+    return all(run.strip() in text for run in runs if isinstance(run, str))
 
 
 def _noted(note: str, before: ChatRequest, after: ChatRequest) -> str:
@@ -269,7 +271,16 @@ _IMAGE_RULES = (
 """For models that see, before the others."""
 
 
-def _rules(write_call: rewriting.CallWriter) -> tuple[_ShapeRule, ...]:
+_LONE_IMAGE_RULE = _ShapeRule(
+    probes=((_ASKED, _ANSWERED, _with_image(_LONE), _ASKED_THEN),),
+    baseline=(_ASKED, _ANSWERED, _LONE, _ASKED_THEN),
+    rewrite=rewriting.images_of_lone_results_to_users,
+    note="images of tool results put into a user message behind them: the chat template accepts none there",
+)
+"""For models that see, once calls are text where the template accepts none."""
+
+
+def _rules(write_call: rewriting.CallWriter, *, sees: bool) -> tuple[_ShapeRule, ...]:
     """The rules in order: what one leaves, a later one may have to mend."""
     return (
         _ShapeRule(
@@ -312,6 +323,7 @@ def _rules(write_call: rewriting.CallWriter) -> tuple[_ShapeRule, ...]:
             rewrite=rewriting.lone_results_as_users,
             note="tool results without their call sent as user messages, since the chat template needs the call",
         ),
+        *((_LONE_IMAGE_RULE,) if sees else ()),
         _ShapeRule(
             probes=((_ASKED, _LOOKS_TWICE, _SEEN, _SEEN_THEN),),
             baseline=_LOOP,

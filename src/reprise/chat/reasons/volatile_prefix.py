@@ -168,11 +168,13 @@ def reordered_tools(before: Sequence[Mapping[str, Any]], now: Sequence[Mapping[s
 
 def reencoded_images(before: Sequence[Message], now: Sequence[Message]) -> tuple[str, ...]:
     """A note if a message that two requests of a chat have shows another file of the same size now."""
+    known = {image.content for image in images_in(before)} if images_in(now) else set[bytes]()
     for index, (old, new) in enumerate(zip(before, now, strict=False)):
         if (old.get("role"), joined_text(old.get("content"))) != (new.get("role"), joined_text(new.get("content"))):
             break
         for one, other in zip(images_in([old]), images_in([new]), strict=False):
-            if one != other and (one.width, one.height) == (other.width, other.height):
+            is_new = one != other and other.content not in known
+            if is_new and (one.width, one.height) == (other.width, other.height):
                 return (
                     f"message {index} has another image of {one.width} x {one.height} than before: a client that "
                     "encodes an image again on each request breaks the prefix; send the same bytes",

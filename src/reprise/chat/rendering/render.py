@@ -134,8 +134,7 @@ class Renderer:
         placed = self._placement.open(request, moment)
         context, text, request = placed.context, placed.text, placed.context.request
         notes += placed.notes
-        plain = text if self._images is None else self._images.without_tags(text)
-        refuse_if_too_long(plain, self._text_model, context=self.settings.context)
+        refuse_if_too_long(self.plain(text), self._text_model, context=self.settings.context)
         tokenized = self._tokenizer.tokenize(text)
         found = find_boundaries(self._abridged(context, text), request, self._tokenizer, tokenized)
         dates = self._template.dates
@@ -276,6 +275,10 @@ class Renderer:
         """Why the tokens behind the resume position of this request had to be computed."""
         earlier, names = self._earlier(rendered), self._images.names if self._images is not None else None
         return explain(rendered, outcome, earlier=earlier, text_model=self._text_model, names=names)
+
+    def plain(self, text: str) -> str:
+        """A rendered text as the model has it; of an image its marker alone."""
+        return self._template.plain(text)
 
     def shown(self, tokens: Tokens) -> str:
         """The text of tokens for people: of an image its size, where it is known."""

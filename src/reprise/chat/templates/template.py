@@ -271,6 +271,10 @@ class ChatTemplate:
             )
         return seen
 
+    def plain(self, text: str) -> str:
+        """A rendered text as the model has it; of an image its marker alone."""
+        return text if self._images is None else self._images.without_tags(text)
+
     def _rendered(self, messages: list[dict[str, Any]], **options: Any) -> str:
         assert self._render is not None, "checked when the context was opened"
         stop_if_abandoned()
