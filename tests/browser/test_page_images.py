@@ -84,3 +84,15 @@ def test_images_are_chosen_pasted_dropped_and_sent(page: Any, backend: FakeBacke
     sync_api.expect(page.locator(".message.user .said")).to_have_text("And now?")
     sync_api.expect(page.locator(".message.assistant .said")).to_have_text("Hello there.")
     assert len(backend.of(Purpose.GENERATE)[-1].prompt.images) == 2
+
+
+def test_an_image_alone_is_a_message_and_the_bar_of_its_request_says_so(page: Any, backend: FakeBackend) -> None:
+    page.press("#draft", "Enter")
+    page.set_input_files("#image-file", [{"name": "a.png", "mimeType": "image/png", "buffer": png(48, 32)}])
+    sync_api.expect(page.locator("#pictures img")).to_have_count(1)
+    page.press("#draft", "Enter")
+    sync_api.expect(page.locator(".message.assistant .said")).to_have_text("Hello there.")
+    (job,) = backend.of(Purpose.GENERATE)
+    assert len(job.prompt.images) == 1
+    page.click("a[data-view=cache]")
+    sync_api.expect(page.locator(".request .bar-cell")).to_have_text(f"{len(job.prompt)} · 1 image")

@@ -1,5 +1,6 @@
 """Images in the library's chats, as far as no model is needed: what a message becomes, and what is refused."""
 
+import io
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,18 @@ def test_a_path_bytes_and_a_picture_are_an_image(tmp_path: Path) -> None:
     assert drawn.content.startswith(b"\x89PNG")
     with pytest.raises(FileNotFoundError):
         reprise.Image(tmp_path / "b.png")
+
+
+def test_a_picture_of_pillows_is_what_a_viewer_shows() -> None:
+    inks = reprise.Image(Pictures.new("CMYK", (20, 10), (0, 255, 255, 0)))
+    seen = Pictures.open(io.BytesIO(inks.content))
+    assert (seen.mode, seen.size, seen.getpixel((3, 3))) == ("RGB", (20, 10), (255, 0, 0))
+    camera = Pictures.Exif()
+    camera[0x112] = 6
+    file = io.BytesIO()
+    Pictures.new("RGB", (80, 40)).save(file, "JPEG", exif=camera)
+    photo = reprise.Image(Pictures.open(io.BytesIO(file.getvalue())))
+    assert Pictures.open(io.BytesIO(photo.content)).size == (40, 80)
 
 
 def test_a_part_is_openais() -> None:

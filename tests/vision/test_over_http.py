@@ -1,5 +1,6 @@
 """Tiny models that see behind a whole server: what of an image is computed or encoded a second time, in every API."""
 
+import gc
 import time
 from collections.abc import Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +18,7 @@ from reprise.api.service.served import served_model
 from reprise.api.service.service import ChatService
 from reprise.core.settings import Settings
 from reprise.core.sizes import Bytes
+from reprise.engine.states.seeing import PreparedImage
 from reprise.loop import EngineClient
 from tests.api.server_thread import ServerThread
 from tests.pictures import base64_of, data_url
@@ -210,6 +212,26 @@ def test_a_cleared_cache_keeps_nothing_of_an_image() -> None:
         answer(client, [shows("Look: ", ONE, "What is on it?")])
         record = latest(client)
         assert (record["reused"], record["images_encoded"]) == (0, 1)
+
+
+def test_no_pixels_of_an_image_are_kept_behind_its_encoding_or_a_cleared_cache() -> None:
+    def pixels() -> list[PreparedImage]:
+        return [each for each in gc.get_objects() if isinstance(each, PreparedImage)]
+
+    with seeing_server("qwen3_vl") as client:
+        before = len(pixels())
+        chat = [shows("Look: ", picture(77).content, "What is on it?")]
+        assert client.post("/v1/cache/lookup", json={"messages": chat}).status_code == 200
+        assert len(pixels()) == before + 1, "what was read is handed to the tower"
+        answer(client, chat)
+        until_idle(client)
+        gc.collect()
+        assert len(pixels()) == before
+        assert client.post("/tokenize", json={"messages": [shows(picture(78).content, "?")]}).status_code == 200
+        counted = len(pixels())
+        assert client.delete("/v1/cache").status_code == 200
+        gc.collect()
+        assert len(pixels()) < counted
 
 
 def test_explain_names_the_images_and_what_encoding_took() -> None:

@@ -5,12 +5,15 @@ import io
 from collections.abc import Mapping, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, cast
 
 
-class SavedPicture(Protocol):
-    """An image of Pillow's, as far as it is used: it can be written to a file."""
+class Picture(Protocol):
+    """An image of Pillow's, as far as it is used: it can be converted, and written to a file."""
 
+    @property
+    def mode(self) -> str: ...
+    def convert(self, mode: str) -> Any: ...
     def save(self, fp: Any, format: str) -> None: ...  # noqa: A002 (Pillow's name)
 
 
@@ -24,7 +27,7 @@ class Image:
 
     def __init__(
         self,
-        source: str | PathLike[str] | bytes | SavedPicture,
+        source: str | PathLike[str] | bytes | Picture,
         *,
         detail: Literal["auto", "low", "high"] = "auto",
     ) -> None:
@@ -33,9 +36,7 @@ class Image:
         elif isinstance(source, str | PathLike):
             self.content = Path(source).read_bytes()
         else:
-            file = io.BytesIO()
-            source.save(file, "PNG")
-            self.content = file.getvalue()
+            self.content = _png(source)
         self.detail = detail
 
     def __repr__(self) -> str:
@@ -64,3 +65,16 @@ def _part(part: str | Image | Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(part, Image):
         return part.part
     return {"type": "text", "text": part} if isinstance(part, str) else dict(part)
+
+
+_PNG_MODES = frozenset(("1", "L", "LA", "I", "I;16", "I;16B", "P", "RGB", "RGBA"))
+
+
+def _png(picture: Picture) -> bytes:
+    """The picture as a viewer shows it: a PNG has neither inks nor, as Pillow writes it, the camera's turn."""
+    from PIL import ImageOps  # noqa: PLC0415 (an extra: whoever has a picture has it)
+
+    turned = cast(Picture, ImageOps.exif_transpose(cast(Any, picture)))
+    file = io.BytesIO()
+    (turned if turned.mode in _PNG_MODES else turned.convert("RGB")).save(file, "PNG")
+    return file.getvalue()

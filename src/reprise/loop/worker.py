@@ -662,6 +662,8 @@ class Worker:
         self.cache.clear(namespace, owner=owner)
         # Features are found by digests, which do not say whose they are; others' are encoded again if they are needed.
         self.runner.features.release_unneeded()
+        if (vision := self.runner.loaded.vision) is not None:
+            vision.reader.forget_prepared()
         if self.embedding is not None:
             self.embedding.clear(namespace)
         device_memory.give_back()

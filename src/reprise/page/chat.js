@@ -21,7 +21,7 @@ const sent = (nodes) => nodes.map(({ role, content, reasoning, calls }) => ({ ro
 // A message of images and text is a list of parts.
 const words = (content) => (typeof content === "string" ? content : content.map((part) => part.text ?? "").join(""));
 const picturesOf = (content) => (typeof content === "string" ? [] : content.filter((part) => part.image_url).map((part) => part.image_url.url));
-const composed = (text, pictures) => (pictures.length ? [...pictures.map((url) => ({ type: "image_url", image_url: { url } })), { type: "text", text }] : text);
+const composed = (text, pictures) => (pictures.length ? [...pictures.map((url) => ({ type: "image_url", image_url: { url } })), ...(text ? [{ type: "text", text }] : [])] : text);
 const asked = () => (isSeveral() ? { model: model() } : {});
 const above = (node) => { const all = path(); return all.slice(0, all.indexOf(node)); };
 
@@ -182,7 +182,7 @@ export function begin() {
     event.preventDefault();
     if (running) return running.abort();
     const text = $("draft").value, content = composed(text, waitingPictures);
-    if (!text.trim()) return;
+    if (!text.trim() && !waitingPictures.length) return;
     $("draft").value = "";
     waitingPictures = [];
     drawPictures();

@@ -50,7 +50,7 @@ function row(record, most) {
     onclick: () => { if (isOpen) open.delete(record.id); else open.add(record.id); draw(); },
   },
   h("span", { class: "faint" }, clock(record.created)), h("span", { class: "api clip" }, oneLine([isSeveral() ? record.model.split("/").at(-1) : "", record.api, record.chat].filter(Boolean).join(" · "), 60)),
-  has ? h("span", { class: "bar-cell stack-line" }, h("span", { style: { width: `${wide(record.prompt_tokens, most) * 0.78}%` } }, stack(record.sources)), h("span", { class: "faint" }, num(record.prompt_tokens)))
+  has ? h("span", { class: "bar-cell stack-line" }, h("span", { style: { width: `${wide(record.prompt_tokens, most) * 0.78}%` } }, stack(record.sources)), h("span", { class: "faint" }, [num(record.prompt_tokens), ...(record.images?.length ? [many(record.images.length, "image")] : [])].join(" · ")))
     : h("span", { class: "bar-cell faint clip" }, oneLine(record.error ?? record.ended, 90)),
   h("span", { class: "why" }, has ? record.reason : `${record.ended}${record.status ? ` (${record.status})` : ""}`), h("span", { class: "num ttft" }, record.ttft_s === null || record.ttft_s === undefined ? "" : seconds(record.ttft_s)));
   return h("div", { class: "request", "data-id": record.id }, button, isOpen ? detail(record) : null);

@@ -194,6 +194,11 @@ class VlmReader:
             known = self._prepared.pop(image.digest, None)
         return known if known is not None else self._read(image)[1]
 
+    def forget_prepared(self) -> None:
+        """Drop what was prepared of images that nobody has encoded: they are prepared again if they are needed."""
+        with self._own:
+            self._prepared.clear()
+
     def for_template_of(self, text: TextModel) -> VlmReader | None:
         """The same for another template of the model; None if that has no place for images."""
         return self if self._marker in _written_for_image(text) else None

@@ -72,6 +72,10 @@ class PreparingReader(ImageReader, Protocol):
         """The image as the tower takes it. Raises BadRequest for a file that cannot be decoded."""
         ...
 
+    def forget_prepared(self) -> None:
+        """Drop what was prepared of images that nobody has encoded: they are prepared again if they are needed."""
+        ...
+
     def for_template_of(self, text: TextModel) -> ImageReader | None:
         """The same for another template of the model; None if that has no place for images."""
         ...
