@@ -1,10 +1,18 @@
 """Image files: what is read of a header, what is refused, and what of a file the model sees."""
 
+import io
+import struct
+import subprocess
+import sys
+import time
+import zlib
+
 import numpy as np
 import pytest
 from PIL import Image as Pictures
+from PIL import ImageOps
 
-from reprise.core.errors import BadRequest
+from reprise.core.errors import BadRequest, UnreadableImage
 from reprise.core.image_files import image_of, pixels_of
 from tests.pictures import bomb, encoded, png
 
@@ -82,6 +90,105 @@ def test_an_image_is_turned_as_its_camera_says() -> None:
     exif = Pictures.Exif()
     exif[0x0112] = 6  # To be turned by a quarter.
     assert pixels_of(image_of(encoded(picture, "JPEG", exif=exif), max_pixels=MANY)).size == (20, 40)
+
+
+@pytest.mark.parametrize("number", range(1, 10))
+def test_each_turn_is_that_of_pillow(number: int) -> None:
+    picture = Pictures.fromarray(np.arange(6 * 4 * 3, dtype=np.uint8).reshape(6, 4, 3))
+    exif = Pictures.Exif()
+    exif[0x0112] = number
+    said = f'<x tiff:Orientation="{number}"/>'
+    for content in (encoded(picture, "PNG", exif=exif), encoded(picture, "WEBP", lossless=True, xmp=said.encode())):
+        expected = ImageOps.exif_transpose(Pictures.open(io.BytesIO(content))).convert("RGB")
+        seen = pixels_of(image_of(content, max_pixels=MANY))
+        assert (seen.size, seen.tobytes()) == (expected.size, expected.tobytes())
+
+
+def test_a_large_exif_is_not_written_anew() -> None:
+    """Its turn is read, and nothing else: Pillow takes eight seconds for all of it."""
+    content = png(40, 20)
+    tags = struct.pack("<HHII", 0x0112, 3, 1, 6) + struct.pack("<HHII", 0x8000, 3, 9_000_000, 38)
+    exif = b"II*\0\x08\0\0\0" + struct.pack("<H", 2) + tags + bytes(4) + bytes(18_000_000)
+    began_s = time.process_time()
+    assert pixels_of(image_of(content[:33] + _chunk(b"eXIf", exif) + content[33:], max_pixels=MANY)).size == (20, 40)
+    assert time.process_time() - began_s < 4
+
+
+def test_damaged_tags_are_no_lines_on_standard_error() -> None:
+    tags = b"".join(struct.pack("<HHII", 0x8000 + number, 3, 9_000_000, 38) for number in range(100))
+    exif = b"II*\0\x08\0\0\0" + struct.pack("<H", 100) + tags + bytes(4)
+    file = encoded(Pictures.new("RGB", (40, 20)), "JPEG", exif=b"Exif\0\0" + exif)
+    code = (
+        "import sys; from reprise.core.image_files import image_of, pixels_of; "
+        "pixels_of(image_of(sys.stdin.buffer.read(), max_pixels=999))"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], input=file, capture_output=True, timeout=60, check=True)
+    assert ran.stderr == b""
+
+
+def _chunk(kind: bytes, content: bytes) -> bytes:
+    return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+
+def test_a_file_of_very_many_parts_is_refused_before_they_are_read() -> None:
+    """Pillow reads each part in Python: a million takes it as long as 10 s, while others wait."""
+    drawn, photo, moved = png(8, 8), *(encoded(Pictures.new("L", (8, 8)), form) for form in ("JPEG", "GIF"))
+    behind = moved.index(b",", 13)
+    files = (
+        drawn[:33] + _chunk(b"aaAa", b"") * 200_000 + drawn[33:],
+        drawn[:-12] + _chunk(b"aaAa", b"") * 200_000 + drawn[-12:],
+        photo[:2] + b"\xff\xfe\x00\x02" * 200_000 + photo[2:],
+        photo[:2] + b"\xff" * 200_000 + photo[2:],
+        moved[:behind] + b"\x21\xfe\x01a\x00" * 200_000 + moved[behind:],
+    )
+    for content in files:
+        with pytest.raises(UnreadableImage, match="too many parts"):
+            pixels_of(image_of(content, max_pixels=MANY))
+
+
+def test_a_png_of_small_parts_is_read() -> None:
+    noise = Pictures.fromarray(np.random.default_rng(0).integers(0, 255, (900, 900, 3), dtype=np.uint8))
+    head, *_ = (whole := encoded(noise, "PNG")).partition(b"IDAT")
+    pixels, at = b"", len(head) - 4
+    while at < len(whole):
+        (length,) = struct.unpack(">I", whole[at : at + 4])
+        pixels += whole[at + 8 : at + 8 + length] if whole[at + 4 : at + 8] == b"IDAT" else b""
+        at += 12 + length
+    parts = b"".join(_chunk(b"IDAT", pixels[start : start + 256]) for start in range(0, len(pixels), 256))
+    small = head[:-4] + parts + _chunk(b"IEND", b"")
+    assert pixels_of(image_of(small, max_pixels=MANY)).tobytes() == noise.tobytes()
+
+
+def _scanned(num: int) -> bytes:
+    """A progressive JPEG of 64 x 64 black pixels, whose scans say again and again that there is nothing more."""
+
+    def segment(kind: int, content: bytes) -> bytes:
+        return bytes((0xFF, kind)) + struct.pack(">H", len(content) + 2) + content
+
+    tables = segment(0xDB, bytes(1) + bytes([1]) * 64) + segment(0xC2, struct.pack(">BHHB", 8, 64, 64, 1) + b"\1\x11\0")
+    # One code each: "no difference", and "nothing in 2 ** 6 blocks and more, as the next 6 bits say".
+    codes = [
+        segment(0xC4, table + bytes([1, *bytes(15)]) + symbol) for table, symbol in ((b"\0", b"\0"), (b"\x10", b"\x60"))
+    ]
+    first = segment(0xDA, b"\1\1\0\0\0\0") + bytes(8)
+    again = segment(0xDA, b"\1\1\0\1\x3f\0") + b"\x01"
+    return b"\xff\xd8" + tables + b"".join(codes) + first + again * (num - 1) + b"\xff\xd9"
+
+
+def test_a_jpeg_of_very_many_scans_is_refused() -> None:
+    """Each goes over all pixels: with 50 million of them 200,000 scans, in 15 MB, take a quarter of an hour."""
+    assert pixels_of(image_of(_scanned(100), max_pixels=MANY)).size == (64, 64)
+    with pytest.raises(UnreadableImage, match="more than 100 scans"):
+        image_of(_scanned(101), max_pixels=MANY)
+    # A comment that looks like an end does not hide what is behind it.
+    many = _scanned(101)
+    hidden = many.replace(b"\xff\xda", b"\xff\xfe\x00\x04\xff\xd9\xff\xda", 2)
+    with pytest.raises(UnreadableImage, match="more than 100 scans"):
+        image_of(hidden, max_pixels=MANY)
+    # Cameras put a film behind a photo, which has any bytes; so has what an editor writes in front.
+    assert image_of(_scanned(3) + b"\0\2" + b"\xff\xda\0\2" * 200, max_pixels=MANY).width == 64
+    noted = b"\xff\xd8\xff\xed" + struct.pack(">H", 402) + b"\xff\xda" * 200
+    assert image_of(noted + _scanned(3)[2:], max_pixels=MANY).width == 64
 
 
 def test_other_modes_are_seen_in_eight_bits() -> None:

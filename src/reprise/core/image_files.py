@@ -7,7 +7,10 @@ Nothing is decoded before the size that the header declares is known to be allow
 from __future__ import annotations
 
 import io
+import re
+import warnings
 from contextlib import contextmanager
+from functools import cache
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
@@ -48,9 +51,10 @@ def image_of(content: bytes, *, detail: str | None = None, max_pixels: int, wher
         # It may have come when more was allowed.
         _check_size(known.width, known.height, max_pixels=max_pixels, where=where)
         return known
-    with _decoding(where), _opened(content) as picture:
+    with _decoding(where), _opened(content, where) as picture:
         width, height = picture.size
     _check_size(width, height, max_pixels=max_pixels, where=where)
+    _check_scans(content, where)
     with _known_lock:
         return _KNOWN.setdefault(
             digest, ImageFile(content=content, digest=digest, width=width, height=height, detail=detail)
@@ -62,11 +66,9 @@ def pixels_of(image: ImageFile) -> Picture:
 
     Color profiles are not applied, as in transformers. Raises UnreadableImage for a file that cannot be decoded.
     """
-    from PIL import ImageOps  # noqa: PLC0415 (an extra)
-
-    with _decoding(None), _opened(image.content) as picture:
+    with _decoding(None), _opened(image.content, None) as picture:
         picture.load()
-        shown = ImageOps.exif_transpose(_in_eight_bits(picture)).convert("RGB")
+        shown = _turned(_in_eight_bits(picture), picture.getexif().get(_ORIENTATION)).convert("RGB")
         if image.detail == LOW:
             shown.thumbnail((LOW_PIXELS, LOW_PIXELS))
         return shown
@@ -83,6 +85,55 @@ def _check_size(width: int, height: int, *, max_pixels: int, where: str | None) 
         raise UnreadableImage("An image has no pixels.", param=where)
 
 
+def _check_scans(content: bytes, where: str | None) -> None:
+    """Refuse a JPEG that goes over its pixels again and again: a scan of all of them takes 50 bytes, or fewer."""
+    # Most have no more of these bytes than scans, and those that have may have them in what is no scan.
+    if content.startswith(_JPEG) and content.count(_SCAN) > _MOST_SCANS and _num_scans(content) > _MOST_SCANS:
+        raise UnreadableImage(
+            f"An image has more than {_MOST_SCANS} scans. Send it encoded in the usual way.", param=where
+        )
+
+
+_JPEG, _SCAN, _END = b"\xff\xd8", b"\xff\xda", b"\xff\xd9"
+_MOST_SCANS = 100
+"""A progressive JPEG has about ten."""
+_MARKER = re.compile(rb"\xff[\x02-\xcf\xd9-\xfe]")
+"""Of a segment; in coded pixels another byte stands behind FF."""
+
+
+def _num_scans(content: bytes) -> int:
+    """The scans of a JPEG before its end, or one more than are read."""
+    num, at = 0, len(_JPEG)
+    for _ in range(_MOST_READS):
+        found = _MARKER.search(content, at)
+        if found is None or found.group() == _END:
+            return num
+        num += found.group() == _SCAN
+        if num > _MOST_SCANS:
+            return num
+        at = found.end() + int.from_bytes(content[found.end() : found.end() + 2])
+    return _MOST_SCANS + 1
+
+
+_ORIENTATION = 0x0112
+_TURNS = {
+    2: "FLIP_LEFT_RIGHT",
+    3: "ROTATE_180",
+    4: "FLIP_TOP_BOTTOM",
+    5: "TRANSPOSE",
+    6: "ROTATE_270",
+    7: "TRANSVERSE",
+    8: "ROTATE_90",
+}
+"""What Pillow calls the turns that EXIF numbers, https://www.cipa.jp/std/documents/e/DC-X008-Translation-2019-E.pdf."""
+
+
+def _turned(picture: Picture, orientation: Any) -> Picture:
+    """As Pillow's `ImageOps.exif_transpose`, which also writes all of the EXIF anew, for seconds where it is large."""
+    turn = _TURNS.get(orientation)
+    return picture if turn is None else picture.transpose(_pillow().Transpose[turn])
+
+
 def _in_eight_bits(picture: Picture) -> Picture:
     """The same with 8 bits a channel: Pillow cuts off what is more, and white would stay as all grays above 255."""
     if not picture.mode.startswith(("I", "F")):
@@ -91,16 +142,47 @@ def _in_eight_bits(picture: Picture) -> Picture:
     return wide.point(lambda value: value / 257, "F").convert("L")
 
 
+_MOST_READS = 100_000
+"""Pillow reads a file part by part, in Python. An image of 20 MB has a few thousand parts."""
+
+
+class _File(io.BytesIO):
+    """A file of which so many parts are read at most."""
+
+    def __init__(self, content: bytes, where: str | None) -> None:
+        super().__init__(content)
+        self._num_left = _MOST_READS
+        self._where = where
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        self._num_left -= 1
+        if self._num_left < 0:
+            raise UnreadableImage(
+                "The file of an image has too many parts. Send it encoded in the usual way.", param=self._where
+            )
+        return super().read(size)
+
+
 @contextmanager
-def _opened(content: bytes) -> Generator[Picture]:
+def _opened(content: bytes, where: str | None) -> Generator[Picture]:
     try:
-        from PIL import Image as Pictures  # noqa: PLC0415 (an extra)
+        pillow = _pillow()
     except ImportError as error:
         raise BadRequest(f"This server cannot read images: it needs {INSTALL}.") from error
+    with pillow.open(_File(content, where), formats=FORMATS) as picture:
+        yield picture
+
+
+@cache
+def _pillow() -> Any:
+    """Pillow, as files of strangers are read with it. Raises ImportError."""
+    from PIL import Image as Pictures  # noqa: PLC0415 (an extra)
+
     # Sizes are checked here: Pillow's own limit is a warning, at another number.
     Pictures.MAX_IMAGE_PIXELS = None
-    with Pictures.open(io.BytesIO(content), formats=FORMATS) as picture:
-        yield picture
+    # A file has as many damaged tags as it likes, and each would be a line on standard error.
+    warnings.filterwarnings("ignore", module=r"PIL\.")
+    return Pictures
 
 
 @contextmanager
