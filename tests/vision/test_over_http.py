@@ -1,6 +1,7 @@
 """Tiny models that see behind a whole server: what of an image is computed or encoded a second time, in every API."""
 
 import gc
+import json
 import time
 from collections.abc import Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -11,11 +12,13 @@ from typing import Any
 
 import httpx
 import pytest
+from typer.testing import CliRunner
 
 import reprise
 from reprise.api.service.records import record_lines
 from reprise.api.service.served import served_model
 from reprise.api.service.service import ChatService
+from reprise.cli.main import app
 from reprise.core.settings import Settings
 from reprise.core.sizes import Bytes
 from reprise.engine.states.seeing import PreparedImage
@@ -303,3 +306,14 @@ def test_an_answer_that_is_cut_off_in_an_image_leaves_what_is_before_it() -> Non
         assert not image["start"] < record["reused"] < image["start"] + image["tokens"]
     with seeing_server("qwen3_5", has_prefix_cache=False) as cold:
         assert said == answer(cold, [shows(words, large, "What is on it?")])
+
+
+def test_two_bodies_with_images_are_compared_without_a_server(tmp_path: Path) -> None:
+    for name, image in (("one", ONE), ("other", picture(3, 128, 64).content)):
+        body = {"messages": [shows("Look: ", image, "What is on it?")]}
+        (tmp_path / f"{name}.json").write_text(json.dumps(body), encoding="utf-8")
+    files = [str(tmp_path / f"{name}.json") for name in ("one", "other")]
+    told = CliRunner().invoke(app, ["explain", *files, "--model", str(seeing_model("qwen3_5"))])
+    assert told.exit_code == 0, told.output
+    assert "reason: image changed" in told.output
+    assert "Another image (128 x 64) stands where 96 x 64 stood" in told.output

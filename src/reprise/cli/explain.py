@@ -1,6 +1,7 @@
 """`reprise explain`: why a request computed what it did, or why one request cannot reuse another."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import quote
@@ -63,9 +64,13 @@ def _foresight(model: str, first: Path, second: Path) -> dict[str, Any]:
     from reprise.api.native.any_body import chat_in  # noqa: PLC0415
     from reprise.api.service.records import explanation_body  # noqa: PLC0415
     from reprise.chat.rendering.compare_requests import compare_requests  # noqa: PLC0415
-    from reprise.engine.models.load import load_text_model  # noqa: PLC0415 (imports MLX)
+    from reprise.engine.models.load import find_vision, load_text_model  # noqa: PLC0415 (imports MLX)
 
     text_model = load_text_model(model)
+    # It takes seconds, and most bodies are text.
+    vision = find_vision(model) if any(map(_may_show_images, (first, second))) else None
+    if vision is not None:
+        text_model = replace(text_model, images=vision.reader.for_template_of(text_model))
     comparison = compare_requests(text_model, chat_in(first, text_model), chat_in(second, text_model))
     return {
         "first_tokens": comparison.first,
@@ -76,6 +81,13 @@ def _foresight(model: str, first: Path, second: Path) -> dict[str, Any]:
         "notes": list(comparison.notes),
         "explanation": explanation_body(comparison.explanation),
     }
+
+
+def _may_show_images(file: Path) -> bool:
+    try:
+        return b"image" in file.read_bytes()
+    except OSError:
+        return False  # Reported where it is read as a body.
 
 
 def _foretold(comparison: dict[str, Any]) -> list[str]:

@@ -21,12 +21,14 @@ from reprise.api.responses.body import ResponsesBody
 from reprise.api.responses.items import Item
 from reprise.api.responses.request import service_request_of as response_request_of
 from reprise.api.service.exchange import RawPrompt
+from reprise.api.service.image_parts import image_limits
 from reprise.api.service.served import Served
 from reprise.chat.grammars.grammar import Grammars
 from reprise.chat.rendering.render import Renderer
 from reprise.chat.request import ChatRequest
 from reprise.chat.text_model import TextModel
 from reprise.core.errors import BadRequest
+from reprise.core.settings import Settings
 
 _ANTHROPIC_BLOCKS = frozenset({"tool_use", "tool_result", "thinking", "redacted_thinking"})
 _OLLAMA_FIELDS = frozenset({"options", "keep_alive"})
@@ -98,6 +100,7 @@ def chat_in(file: Path, text_model: TextModel) -> ChatRequest:
         grammars=Grammars(text_model),
         created=int(time.time()),
         accepts_any_name=True,
+        image_limits=None if text_model.images is None else image_limits(Settings(model="")),
     )
     try:
         prompt = prompt_in(cast(Mapping[str, Any], body), served=served, limits=Limits())
