@@ -134,6 +134,13 @@ def test_a_file_of_very_many_parts_is_refused_before_they_are_read() -> None:
     """Pillow reads each part in Python: a million takes it as long as 10 s, while others wait."""
     drawn, photo, moved = png(8, 8), *(encoded(Pictures.new("L", (8, 8)), form) for form in ("JPEG", "GIF"))
     behind = moved.index(b",", 13)
+    headers = (
+        drawn[:33] + _chunk(b"aaAa", b"") * 5_000 + drawn[33:],
+        photo[:2] + b"\xff\xfe\x00\x02" * 5_000 + photo[2:],
+    )
+    for content in headers:
+        with pytest.raises(UnreadableImage, match="too many parts"):
+            image_of(content, max_pixels=MANY)
     files = (
         drawn[:33] + _chunk(b"aaAa", b"") * 200_000 + drawn[33:],
         drawn[:-12] + _chunk(b"aaAa", b"") * 200_000 + drawn[-12:],

@@ -51,7 +51,7 @@ def image_of(content: bytes, *, detail: str | None = None, max_pixels: int, wher
         # It may have come when more was allowed.
         _check_size(known.width, known.height, max_pixels=max_pixels, where=where)
         return known
-    with _decoding(where), _opened(content, where) as picture:
+    with _decoding(where), _opened(_File(content, most_reads=_MOST_HEADER_READS, where=where)) as picture:
         width, height = picture.size
     _check_size(width, height, max_pixels=max_pixels, where=where)
     _check_scans(content, where)
@@ -66,7 +66,7 @@ def pixels_of(image: ImageFile) -> Picture:
 
     Color profiles are not applied, as in transformers. Raises UnreadableImage for a file that cannot be decoded.
     """
-    with _decoding(None), _opened(image.content, None) as picture:
+    with _decoding(None), _opened(_File(image.content, most_reads=_MOST_READS)) as picture:
         picture.load()
         shown = _turned(_in_eight_bits(picture), picture.getexif().get(_ORIENTATION)).convert("RGB")
         if image.detail == LOW:
@@ -144,14 +144,16 @@ def _in_eight_bits(picture: Picture) -> Picture:
 
 _MOST_READS = 100_000
 """Pillow reads a file part by part, in Python. An image of 20 MB has a few thousand parts."""
+_MOST_HEADER_READS = 5_000
+"""Of what stands before the pixels: a hundred parts are many. It is read where text requests wait."""
 
 
 class _File(io.BytesIO):
-    """A file of which so many parts are read at most."""
+    """A file of which so many parts are read at most. `where`: in a body."""
 
-    def __init__(self, content: bytes, where: str | None) -> None:
+    def __init__(self, content: bytes, *, most_reads: int, where: str | None = None) -> None:
         super().__init__(content)
-        self._num_left = _MOST_READS
+        self._num_left = most_reads
         self._where = where
 
     def read(self, size: int | None = -1, /) -> bytes:
@@ -164,12 +166,12 @@ class _File(io.BytesIO):
 
 
 @contextmanager
-def _opened(content: bytes, where: str | None) -> Generator[Picture]:
+def _opened(file: _File) -> Generator[Picture]:
     try:
         pillow = _pillow()
     except ImportError as error:
         raise BadRequest(f"This server cannot read images: it needs {INSTALL}.") from error
-    with pillow.open(_File(content, where), formats=FORMATS) as picture:
+    with pillow.open(file, formats=FORMATS) as picture:
         yield picture
 
 
