@@ -30,6 +30,7 @@ FAMILIES = (
     "internvl_chat",
     "minicpmv4_6",
     "kimi_vl",
+    "llama4",
 )
 NUM_KEPT = 24
 """Positions of which the logits are kept: the last of each image, and others at like distances."""
@@ -133,7 +134,15 @@ def _with_joined_experts(weights: dict[str, Any]) -> dict[str, Any]:
 
     joined: dict[str, Any] = {}
     for name, array in weights.items():
-        if ".switch_mlp." not in name:
+        if ".feed_forward.experts." in name:
+            # Llama 4's, which are multiplied from the other side.
+            up = weights[name.replace("gate_proj", "up_proj")]
+            stem, both = name.rpartition(".experts.")[0], mx.concatenate([array, up], axis=1).swapaxes(1, 2)
+            if "gate_proj" in name:
+                joined[f"{stem}.experts.gate_up_proj"] = both
+            elif "down_proj" in name:
+                joined[f"{stem}.experts.down_proj"] = array.swapaxes(1, 2)
+        elif ".switch_mlp." not in name:
             joined[name] = array
         elif "gate_proj" in name:
             up = weights[name.replace("gate_proj", "up_proj")]
@@ -201,6 +210,8 @@ def _theirs(kind: str, name: str, array: Any) -> tuple[str, Any]:
     ):
         # mlx-vlm multiplies by the weight, transformers by the weight and one.
         array = array - 1.0
+    if kind == "llama4":
+        return name, array
     name = name.replace("language_model.lm_head", "lm_head").replace("language_model.model", "model.language_model")
     if kind.startswith(("qwen", "glm")):
         return name.replace("vision_tower", "model.visual"), array
@@ -239,6 +250,8 @@ def keep(folder: Path, family: str) -> None:
         largest=np.abs(logits).max(),
         weights=digest_of_weights(family),
     )
+    if (tiles := folder / "tiles.npz").is_file():
+        np.savez_compressed(KEPT / f"{family}_tiles.npz", **np.load(tiles))
 
 
 # In an environment with torch.
@@ -248,7 +261,7 @@ def record(folder: Path, family: str) -> None:
     """Run transformers on what was given."""
     import torch  # noqa: PLC0415
     from safetensors.torch import load_file  # noqa: PLC0415
-    from transformers import AutoConfig, AutoModelForImageTextToText  # noqa: PLC0415
+    from transformers import AutoConfig, AutoModelForImageTextToText, modeling_outputs  # noqa: PLC0415
 
     raw = json.loads((folder / "config.json").read_text())
     config = AutoConfig.from_pretrained(folder)
@@ -262,9 +275,13 @@ def record(folder: Path, family: str) -> None:
     if missing or extra:
         print(f"{family}: not matched: missing {missing[:8]} ({len(missing)}), extra {extra[:8]} ({len(extra)})")
         return
+    # Llama 4 of transformers 5.24 reads it off what its text model returns, which has no such field.
+    modeling_outputs.MoeCausalLMOutputWithPast.image_outputs = None  # type: ignore[attr-defined]
     with torch.no_grad():
         logits = model(**_inputs(folder, raw)).logits[0].float().numpy()
     np.savez(folder / "logits.npz", logits=logits)
+    if family == "llama4":
+        np.savez(folder / "tiles.npz", **_llama4_tiles())
     print(f"{family}: recorded {logits.shape}")
 
 
@@ -301,6 +318,29 @@ def _gemma4_patches(folder: Path) -> dict[str, Any]:
         pictures, return_tensors="pt"
     )
     return {k: torch.as_tensor(v) for k, v in made.items() if k in ("pixel_values", "image_position_ids")}
+
+
+def _llama4_tiles() -> dict[str, Any]:
+    """Which canvas its processor in transformers takes for many sizes, and its tiles of a few pictures of noise."""
+    from PIL import Image  # noqa: PLC0415
+    from transformers.models.llama4.image_processing_llama4 import Llama4ImageProcessor  # noqa: PLC0415
+
+    random = np.random.default_rng(0)
+    sizes = np.concatenate([random.integers(1, 200, (200, 2)), random.integers(1, 30, (100, 2))])
+    kinds = [
+        Llama4ImageProcessor(size={"height": 8, "width": 8}, resize_to_max_canvas=fills) for fills in (False, True)
+    ]
+    canvases: list[Any] = []
+    tiles: dict[str, Any] = {}
+    for number, (width, height) in enumerate(sizes.tolist()):
+        pixels = np.random.default_rng(number).integers(0, 256, (height, width, 3), dtype=np.uint8)
+        # One in three the other way.
+        made = kinds[number % 3 == 2](images=[Image.fromarray(pixels)], return_tensors="pt")
+        canvases.append(made["aspect_ratios"][0].numpy())
+        if number % 20 == 0:
+            tiles[f"tiles{number}"] = made["pixel_values"].float().numpy().view(np.uint32) >> 16
+    halves = {name: value.astype(np.uint16) for name, value in tiles.items()}
+    return {"sizes": sizes.astype(np.int16), "canvases": np.array(canvases, dtype=np.int8), **halves}
 
 
 if __name__ == "__main__":

@@ -80,7 +80,10 @@ def as_vlm_reads_it(family: str, *images: ImageFile) -> tuple[Prompt, np.ndarray
     ]
     assert loaded.text.render is not None
     text = loaded.text.render([{"role": "user", "content": content}], add_generation_prompt=True)
+    from reprise.engine.models.vlm_corrections import correct_processor  # noqa: PLC0415
+
     processor = load_processor(seeing_model(family), add_detokenizer=False)
+    correct_processor(processor, family, seeing_model(family))
     raw = dict(prepare_inputs(processor, images=[pixels_of(image) for image in images], prompts=text))
     ids = np.array(raw.pop("input_ids")).reshape(-1)
     return prompt, ids, {name: value for name, value in raw.items() if value is not None}

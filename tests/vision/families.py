@@ -713,20 +713,19 @@ FURTHER: Mapping[str, SeeingFamily] = {
     ),
     # Causal, and later layers use the entries of earlier ones.
     "gemma4_shared": replace(FAMILIES["gemma4"], config=_gemma4_shared),
-}
-
-LLAMA4 = SeeingFamily(
-    markup=_marks(
-        "<|image|>",
-        "<|image_start|>",
-        "<|image_end|>",
-        "<|patch|>",
-        "<|tile_x_separator|>",
-        "<|tile_y_separator|>",
+    # Attention in chunks, one row at a time; tiles with marks between them, and the whole picture behind.
+    "llama4": SeeingFamily(
+        markup=_marks(
+            "<|image|>",
+            "<|image_start|>",
+            "<|image_end|>",
+            "<|patch|>",
+            "<|tile_x_separator|>",
+            "<|tile_y_separator|>",
+        ),
+        eos="<|im_end|>",
+        template=_chat("<|image|>"),
+        config=_llama4,
+        files={"preprocessor_config.json": {"size": _TILE, "max_patches": 4}},
     ),
-    eos="<|im_end|>",
-    template=_chat("<|image|>"),
-    config=_llama4,
-    files={"preprocessor_config.json": {"size": _TILE, "max_patches": 4}},
-)
-"""Attention in chunks. Its processor in mlx-vlm writes placeholders for a tile that it does not cut."""
+}

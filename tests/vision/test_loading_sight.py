@@ -6,10 +6,12 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import mlx.core as mx
 import numpy as np
 import pytest
+from PIL import Image as Pictures
 
 from reprise.chat.rendering.render import Renderer
 from reprise.chat.request import ChatRequest
@@ -18,12 +20,13 @@ from reprise.core.images import ImageFile, digest_of
 from reprise.engine.models import vision
 from reprise.engine.models.adapters import with_adapter
 from reprise.engine.models.load import load_model, with_template
+from reprise.engine.models.vlm_corrections import correct_processor
 from reprise.engine.running.runner import Runner
 from tests.chat.seeing import shows
 from tests.matrix import now_and_later
 from tests.vision.chats import picture, prompt_of, seeing
-from tests.vision.families import FAMILIES, LLAMA4
-from tests.vision.tiny import seeing_model, write_seeing_model
+from tests.vision.families import FAMILIES
+from tests.vision.tiny import seeing_model
 
 pytest.importorskip("mlx_vlm", reason="the extra `vision` is not installed")
 
@@ -85,23 +88,14 @@ def test_a_rank_of_several_takes_text_alone(caplog: pytest.LogCaptureFixture) ->
     assert any("several ranks" in record.message for record in caplog.records)
 
 
-def test_a_family_whose_source_is_wrong_takes_text_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Llama 4's processor in mlx-vlm 0.7.10 writes placeholders for a thumbnail of the tiles that it does not make.
-
-    Where this fails because the numbers agree, its entry can go.
-    """
-    write_seeing_model(tmp_path / "llama4", LLAMA4)
+def test_a_family_whose_source_is_wrong_takes_text_alone(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(vision, "TEXT_ALONE", {"qwen3_5": "its source reads past the cache"})
     with caplog.at_level(logging.INFO):
-        loaded = load_model(str(tmp_path / "llama4"))
+        loaded = load_model(str(seeing_model("qwen3_5")))
     assert loaded.vision is None
-    assert any("does not cut" in record.message for record in caplog.records)
-    from mlx_vlm.models.llama4.processing_llama4 import Llama4Processor  # noqa: PLC0415
-    from PIL import Image as Pictures  # noqa: PLC0415
-
-    processor = Llama4Processor.from_pretrained(str(tmp_path / "llama4"))
-    made = processor(images=[Pictures.new("RGB", (56, 112))], text="<|image|>")
-    placeholders = made["input_ids"][0].tolist().count(processor.tokenizer.convert_tokens_to_ids("<|patch|>"))
-    assert placeholders == 4 * (made["pixel_values"].shape[0] + 1)
+    assert any("reads past the cache" in record.message for record in caplog.records)
 
 
 def test_a_model_with_states_of_an_unknown_class_takes_text_alone(
@@ -146,6 +140,18 @@ def test_other_settings_of_the_processor_are_another_model(tmp_path: Path) -> No
     same = load_model(str(changed(tmp_path / "same", "qwen3_5", lambda folder: None)))
     other = load_model(str(changed(tmp_path / "other", "qwen3_5", other_pixels)))
     assert same.fingerprint == before != other.fingerprint
+
+
+@pytest.mark.parametrize("name", ["preprocessor_config.json", "processor_config.json"])
+def test_tiles_are_as_large_as_either_file_of_the_folder_says(name: str, tmp_path: Path) -> None:
+    settings = {"size": {"height": 28, "width": 28}, "max_patches": 2}
+    joined = {"image_processor": settings}
+    (tmp_path / name).write_text(json.dumps(settings if name.startswith("pre") else joined))
+    processor = SimpleNamespace()
+    correct_processor(processor, "llama4", tmp_path)
+    made = processor.image_processor([Pictures.new("RGB", (40, 20))])
+    assert made["aspect_ratios"] == [(1, 2)]
+    assert made["pixel_values"].shape == (3, 3, 28, 28)
 
 
 def other_tower(folder: Path) -> None:

@@ -8,7 +8,9 @@ from pathlib import Path
 import mlx.core as mx
 import numpy as np
 import pytest
+from PIL import Image as Pictures
 
+from reprise.engine.models.vlm_corrections import Tiles
 from tests.vision.chats import SeenWalk, as_vlm_reads_it, cold, compared_pictures, seeing
 from tests.vision.families import FAMILIES
 from tests.vision.tiny import digest_of_weights
@@ -36,6 +38,7 @@ BOUNDS = {
     "minicpmv4_6": 5e-6,
     # Its successor in transformers, with the same parts.
     "kimi_vl": 5e-6,
+    "llama4": 1e-5,
 }
 """Of the difference, relative to the largest logit."""
 
@@ -61,3 +64,21 @@ def test_logits_are_those_of_transformers_cold_and_warm(family: str) -> None:
     start, warm = walk.logits(prompt)
     assert start > prompt.images[0].span.stop
     assert distance(warm, start) < BOUNDS[family]
+
+
+def test_llama4_cuts_pictures_as_transformers_does() -> None:
+    recorded = np.load(RECORDED / "llama4_tiles.npz")
+    kinds = [Tiles({"size": {"height": 8, "width": 8}, "resize_to_max_canvas": fills}) for fills in (False, True)]
+    level, shares = 2 / 255, list[float]()
+    for number, (width, height) in enumerate(recorded["sizes"].tolist()):
+        pixels = np.random.default_rng(number).integers(0, 256, (height, width, 3), dtype=np.uint8)
+        made = kinds[number % 3 == 2]([Pictures.fromarray(pixels)])
+        assert made["aspect_ratios"] == [tuple(recorded["canvases"][number])], (width, height)
+        if f"tiles{number}" in recorded:
+            theirs = (recorded[f"tiles{number}"].astype(np.uint32) << 16).view(np.float32)
+            assert made["pixel_values"].shape == theirs.shape
+            # Pillow and torchvision round a resized level to neighbours now and then; else they agree in every bit.
+            assert np.abs(made["pixel_values"] - theirs).max() < 2 * level
+            shares.append(float((made["pixel_values"] == theirs).mean()))
+    assert len(shares) == 15
+    assert np.mean(shares) > 0.95

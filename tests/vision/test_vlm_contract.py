@@ -188,6 +188,13 @@ def test_an_image_sees_all_of_itself_where_its_family_does(family: str) -> None:
     assert float((mx.abs(seen - blind).max() / mx.abs(seen).max()).item()) > 1e-2
 
 
+def test_llama4s_patches_are_cut_at_once_and_are_mlx_vlms() -> None:
+    cut: Any = seeing("llama4").model.whole.vision_model.patch_embedding  # type: ignore[attr-defined]
+    pixels = mx.random.normal((2, 3, 56, 56), key=mx.random.key(0))
+    assert mx.array_equal(cut.unfold(pixels), type(cut).unfold(cut, pixels))
+    assert cut.unfold.func is not type(cut).unfold, "mlx-vlm's takes seconds for a published model"
+
+
 def test_an_audit_holds_an_image_whole() -> None:
     loaded = seeing("gemma3")
     prompt = prompt_of(loaded, ["Look: ", picture(1), "What is it?", picture(2), "And this?"])

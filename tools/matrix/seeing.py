@@ -21,7 +21,7 @@ _STEPS = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeeingRow:
-    """What one family showed. `faults` are those of our own, which must be none."""
+    """What one family showed. `faults` are those of our own, which must be none. `batched`: None if it runs alone."""
 
     name: str
     source: str
@@ -30,7 +30,7 @@ class SeeingRow:
     positions: str
     both_ways: str
     warm: Gap
-    batched: Gap
+    batched: Gap | None
     chunked: Gap
     faults: tuple[str, ...]
 
@@ -43,9 +43,9 @@ def measure_seeing(name: str) -> SeeingRow:
     warm = _walk(loaded, faults)
     prompts = [prompt_of(loaded, ["Look: ", image, "What is it?"]) for image in (picture(1), picture(2, 64, 128))]
     prompts.append(prompt_of(loaded, "No picture."))
-    batched, chunked = _together(loaded, prompts), _chunked(loaded)
+    batched, chunked = _together(loaded, prompts) if loaded.blueprint.joins else None, _chunked(loaded)
     for what, gap in (("warm", warm), ("in a batch", batched), ("in chunks", chunked)):
-        if not gap.is_rounding:
+        if gap is not None and not gap.is_rounding:
             faults.append(f"differs {what} by {gap.difference:.1e}: {gap.where}")
     counted = Counter(type(cache).__name__ for cache in loaded.model.make_cache())  # type: ignore[attr-defined]
     return SeeingRow(

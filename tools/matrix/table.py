@@ -78,7 +78,7 @@ def _seeing(rows: Sequence[SeeingRow]) -> list[str]:
                     row.positions,
                     row.both_ways,
                     _number(row.warm),
-                    _number(row.batched),
+                    "runs alone" if row.batched is None else _number(row.batched),
                     _number(row.chunked),
                 )
             )

@@ -94,11 +94,18 @@ VISION_MUTANTS = (
         _FEATURES,
     ),
     _mutant(
-        "_correct",
+        "correct_model",
         "a tower keeps the wrong activation",
         "isinstance(module, nn.GELU) and approximation is not None",
         "False",
         ("tests/vision/test_transformers.py", "-k", "kimi"),
+    ),
+    _mutant(
+        "Tiles._tiles",
+        "no tile of the whole image is made",
+        "len(tiles) == 1",
+        "True",
+        ("tests/vision/test_transformers.py", "-k", "cuts_pictures"),
     ),
     _mutant(
         "_Numbering.cut",

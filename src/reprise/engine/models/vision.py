@@ -18,7 +18,6 @@ from reprise.core.installation import mend_line
 
 TEXT_ALONE: Mapping[str, str] = {
     "gemma3n": "mlx-vlm's layers for it read entries past the cache's interface",
-    "llama4": "mlx-vlm's processor writes placeholders for a tile that it does not cut, and has no rows for them",
 }
 """Model type → why it is loaded for text alone."""
 

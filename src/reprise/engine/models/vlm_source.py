@@ -1,8 +1,9 @@
 """Models that see, from mlx-vlm: the only module that imports it, itself imported when such a model is loaded.
 
-There is no code for a family. What an image looks like comes from the model's own `get_input_embeddings` of the image's
-tokens alone, and a trial with a small picture finds out the rest: which token the template writes for an image, which
-one stands for its rows, and how it counts positions. A model that does not fit what was found is refused.
+There is no code for a family but for mistakes (`vlm_corrections.py`). What an image looks like comes from the model's
+own `get_input_embeddings` of the image's tokens alone, and a trial with a small picture finds out the rest: which token
+the template writes for an image, which one stands for its rows, and how it counts positions. A model that does not fit
+what was found is refused.
 """
 
 from __future__ import annotations
@@ -22,7 +23,6 @@ import mlx.core as mx
 import numpy as np
 from cachetools import LRUCache
 from mlx import nn
-from mlx.utils import tree_unflatten
 from mlx_vlm import utils as vlm_utils
 from mlx_vlm.models.cache import make_prompt_cache
 from PIL import Image as Pictures
@@ -33,6 +33,7 @@ from reprise.core.image_files import pixels_of
 from reprise.core.images import ImageExpansion, ImageFile, PromptImage, grid_positions
 from reprise.core.kinds import Full, KvKind, Window
 from reprise.core.tokens import Span, Tokens, as_tokens
+from reprise.engine.models.vlm_corrections import correct_model, correct_processor
 from reprise.engine.states.seeing import (
     Embedded,
     ImageFeatures,
@@ -49,18 +50,6 @@ SOURCE = f"mlx-vlm {version('mlx-vlm')}"
 
 _BOTH_WAYS: Mapping[str, frozenset[type[KvKind]]] = {"gemma3": frozenset((Full, Window))}
 """Model type → the kinds of layers in which images attend both ways, where the configuration does not say."""
-
-_GELU: Mapping[str, Mapping[str, str]] = {
-    "kimi_vl": {"vision_tower.blocks.": "tanh"},
-    "minicpmv4_6": {"merger.": "none"},
-    "qwen3_vl_moe": {
-        "vision_tower.blocks.": "tanh",
-        "vision_tower.merger.": "none",
-        "vision_tower.deepstack_merger_list.": "none",
-    },
-}
-"""Model type → beginnings of modules' names → which GELU the reference has where mlx-vlm has the other: its tanh
-approximation ("tanh") or the exact one ("none")."""
 
 _MOST_EXPANSIONS = 512
 _HANDED_OVER_NBYTES = 64 << 20
@@ -238,6 +227,7 @@ def load_seeing(directory: Path, source: str, *, trusts_remote_code: bool) -> tu
         # Only now: importing a model's module is what makes its processor known.
         # Said in any case: some of mlx-vlm's processors run a folder's code unless they are told not to.
         processor = vlm_utils.load_processor(directory, add_detokenizer=False, trust_remote_code=trusts_remote_code)
+        correct_processor(processor, str(cast(Any, whole).config.model_type), directory)
     except Exception as error:
         # A model's code may raise anything.
         log.debug("mlx-vlm failed to load %s", source, exc_info=True)
@@ -257,7 +247,7 @@ def model_and_reader(
     `files`: see `Sight`.
     """
     facts = cast(Any, whole).config
-    files += _correct(whole, str(config.get("model_type")))
+    files += correct_model(whole, str(config.get("model_type")))
     merge = int(getattr(facts.vision_config, "spatial_merge_size", 0) or getattr(facts, "spatial_merge_size", 0) or 1)
     picture = _trial_picture()
     written = _written_for_image(text)
@@ -275,16 +265,6 @@ def model_and_reader(
         numbering = _numbering(processor, marker, picture, expansion.tokens)
         return model, VlmReader(processor, marker=marker, placeholder=placeholder, merge=merge, numbering=numbering)
     raise LoadFailed("its chat template has no place for images, or its processor does not know how to fill it.")
-
-
-def _correct(whole: nn.Module, kind: str) -> str:
-    """Give a model of this type the reference's activations; returns what was changed, for `Sight.files`."""
-    rules = _GELU.get(kind, {})
-    for name, module in whole.named_modules():
-        approximation = next((rules[start] for start in rules if name.startswith(start)), None)
-        if isinstance(module, nn.GELU) and approximation is not None:
-            whole.update_modules(tree_unflatten([(name, nn.GELU(approximation))]))
-    return "".join(f" {start}{approximation}" for start, approximation in rules.items())
 
 
 def _both_ways(config: Mapping[str, Any]) -> frozenset[type[KvKind]]:
