@@ -62,7 +62,8 @@ def changed_chat(source: random.Random, chats: list[Chat]) -> Chat:
 def test_random_chats_with_images_are_answered_as_cold(family: str, seed: int, tmp_path: Path) -> None:
     source = random.Random(seed)
     plain = SeeingEngine(family, has_prefix_cache=False)
-    # A request is admitted with the features of all its images.
+    # For the features of all images of a prompt. In less, memory may have the state at a prompt's end, which is for
+    # exact repeats and not written, when the stable one before it was evicted: `known` below would be of that.
     states = plain.ask(lambda worker: worker.runner.most_live_nbytes(1024, chunk=64))
     room = states + plain.ask(lambda worker: worker.runner.features.most_nbytes_of_one([Span(0, 4 * 280)]))
     disk: dict[str, Any] = {"disk_directory": str(tmp_path), "disk_bytes": Bytes(2 << 20), "disk_block": 16}

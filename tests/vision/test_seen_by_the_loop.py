@@ -200,6 +200,28 @@ def test_a_memory_with_room_for_one_sequence_encodes_each_image_once(family: str
     tight.close()
 
 
+@pytest.mark.parametrize("family", ["qwen3_vl", "gemma3"])
+def test_the_disk_is_read_where_memory_has_room_for_one_image_of_several(family: str, tmp_path: Path) -> None:
+    """Whoever is alone is read and admitted, although a request counts with the features of all its images."""
+    options: dict[str, Any] = {"disk_directory": str(tmp_path), "disk_bytes": Bytes(1 << 30), "disk_block": 16}
+    roomy = SeeingEngine(family, **options)
+    turn: list[Part] = ["These: ", ONE, OTHER, THIRD, "Compare them. " * 12]
+    said = roomy.spoken(roomy.answer(stable(roomy.chat(turn))))
+    prompt = roomy.chat(turn, said, [picture(5), picture(6), "And with these?"])
+    expected = roomy.cold_answer(prompt)
+    states = roomy.ask(lambda worker: worker.runner.most_live_nbytes(len(prompt) + 9, chunk=1))
+    room = states + roomy.ask(lambda worker: worker.runner.features.most_nbytes_of_one(prompt.spans))
+    roomy.close()
+    tight = SeeingEngine(family, cache_bytes=room, **options)
+    counted = tight.ask(lambda worker: worker.sequences.estimate_to_admit(len(prompt), 0, images=prompt.images))
+    assert counted > room
+    again = tight.answer(prompt)
+    assert again.tokens == expected
+    assert again.end.outcome.num_loaded == again.end.outcome.num_reused > prompt.images[2].span.stop
+    assert tight.num_encoded == 2
+    tight.close()
+
+
 @pytest.mark.parametrize("is_encoded", [False, True])
 def test_what_a_request_holds_of_images_and_will_is_not_given_to_another(*, is_encoded: bool) -> None:
     plain = SeeingEngine("qwen3_vl")
