@@ -31,6 +31,7 @@ FAMILIES = (
     "minicpmv4_6",
     "kimi_vl",
     "llama4",
+    "glm4v_moe",
 )
 NUM_KEPT = 24
 """Positions of which the logits are kept: the last of each image, and others at like distances."""
@@ -44,11 +45,11 @@ def give(folder: Path, family: str) -> None:
     """Write a model's weights as transformers names them, and the inputs of a prompt with two images."""
     import mlx.core as mx  # noqa: PLC0415 (the other environment has none)
 
-    from tests.vision.chats import as_vlm_reads_it, compared_pictures, seeing  # noqa: PLC0415
+    from tests.vision.chats import as_vlm_reads_it, seeing  # noqa: PLC0415
     from tests.vision.tiny import seeing_model  # noqa: PLC0415
 
     loaded = seeing(family)
-    prompt, ids, raw = as_vlm_reads_it(family, *compared_pictures(family))
+    prompt, ids, raw = as_vlm_reads_it(family)
     folder.mkdir(parents=True, exist_ok=True)
     config = json.loads((seeing_model(family) / "config.json").read_text())
     weights: dict[str, mx.array] = {}
@@ -229,7 +230,7 @@ def _theirs(kind: str, name: str, array: Any) -> tuple[str, Any]:
 
 def keep(folder: Path, family: str) -> None:
     """Take over what was recorded, with what tells whether it is still of the same model and prompt."""
-    from tests.vision.chats import as_vlm_reads_it, compared_pictures  # noqa: PLC0415
+    from tests.vision.chats import as_vlm_reads_it  # noqa: PLC0415
     from tests.vision.tiny import digest_of_weights  # noqa: PLC0415
 
     recorded = folder / "logits.npz"
@@ -237,7 +238,7 @@ def keep(folder: Path, family: str) -> None:
         print(f"{family}: nothing was recorded")
         return
     logits = np.load(recorded)["logits"]
-    prompt, _, _ = as_vlm_reads_it(family, *compared_pictures(family))
+    prompt, _, _ = as_vlm_reads_it(family)
     assert len(logits) == len(prompt), family
     ends = {each.span.stop - 1 for each in prompt.images}
     at = np.array(sorted({*ends, *np.linspace(0, len(prompt) - 1, NUM_KEPT - len(ends)).astype(int).tolist()}))

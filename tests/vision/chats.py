@@ -65,11 +65,11 @@ def prompt_of(loaded: LoadedModel, *turns: Sequence[Part] | str) -> Prompt:
     return Prompt(tokens=join_tokens(*pieces), images=tuple(seen))
 
 
-def as_vlm_reads_it(family: str, *images: ImageFile) -> tuple[Prompt, np.ndarray, dict[str, Any]]:
+def as_vlm_reads_it(family: str) -> tuple[Prompt, np.ndarray, dict[str, Any]]:
     """A prompt with two images as we make it, and its tokens and further inputs as mlx-vlm does."""
     from mlx_vlm.utils import load_processor, prepare_inputs  # noqa: PLC0415 (takes seconds)
 
-    loaded, images = seeing(family), images or (picture(1), picture(2, 64, 128))
+    loaded, images = seeing(family), (picture(1), picture(2, 64, 128))
     prompt = prompt_of(loaded, ["One: ", images[0], " two: ", images[1], "Compare."])
     content: list[dict[str, str]] = [
         {"type": "text", "text": "One: "},
@@ -87,16 +87,6 @@ def as_vlm_reads_it(family: str, *images: ImageFile) -> tuple[Prompt, np.ndarray
     raw = dict(prepare_inputs(processor, images=[pixels_of(image) for image in images], prompts=text))
     ids = np.array(raw.pop("input_ids")).reshape(-1)
     return prompt, ids, {name: value for name, value in raw.items() if value is not None}
-
-
-def compared_pictures(family: str) -> tuple[ImageFile, ...]:
-    """The pictures of the prompt whose logits are compared with transformers'."""
-    # Of the tower's own size: for others, mlx-vlm interpolates positions in another way (`docs/images.md`).
-    return (
-        (picture(1, 112, 112), picture(2, 112, 112))
-        if family in ("glm4v", "kimi_vl")
-        else (picture(1), picture(2, 64, 128))
-    )
 
 
 def a_seeing_job(prompt: Prompt, *, num: int = 8, **more: Any) -> Job:

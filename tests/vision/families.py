@@ -408,6 +408,28 @@ def _glm4v(of: Ids) -> dict[str, Any]:
     }
 
 
+def _glm4v_moe(of: Ids) -> dict[str, Any]:
+    config = _glm4v(of)
+    experts = {
+        "moe_intermediate_size": 32,
+        "norm_topk_prob": True,
+        "n_group": 1,
+        "topk_group": 1,
+        "n_shared_experts": 1,
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "routed_scaling_factor": 1.0,
+        "first_k_dense_replace": 1,
+        "head_dim": 16,
+        "use_qk_norm": False,
+        "attention_bias": True,
+        "rope_theta": 10000.0,
+    }
+    text = {**config["text_config"], **experts, "model_type": "glm4v_moe_text"}
+    vision = {**config["vision_config"], "model_type": "glm4v_moe"}
+    return {**config, "model_type": "glm4v_moe", "text_config": text, "vision_config": vision}
+
+
 def _internvl(of: Ids) -> dict[str, Any]:
     return {
         "model_type": "internvl_chat",
@@ -589,6 +611,23 @@ def _gemma4_shared(of: Ids) -> dict[str, Any]:
     return {**config, "text_config": {**config["text_config"], **shared}}
 
 
+_GLM4V = SeeingFamily(
+    markup=_marks("<|begin_of_image|>", "<|image|>", "<|end_of_image|>", "<|video|>"),
+    eos="<|im_end|>",
+    template=_chat("<|begin_of_image|><|image|><|end_of_image|>"),
+    config=_glm4v,
+    files={
+        "preprocessor_config.json": {
+            "image_processor_type": "Glm4vImageProcessor",
+            "patch_size": 14,
+            "temporal_patch_size": 2,
+            "merge_size": 2,
+            "size": {"shortest_edge": 784, "longest_edge": 50176},
+            **_NORMALISED,
+        }
+    },
+)
+
 FURTHER: Mapping[str, SeeingFamily] = {
     "qwen2_5_vl": SeeingFamily(
         markup=_QWEN_MARKUP,
@@ -624,22 +663,7 @@ FURTHER: Mapping[str, SeeingFamily] = {
             "processor_config.json": {"patch_size": 16, "spatial_merge_size": 2},
         },
     ),
-    "glm4v": SeeingFamily(
-        markup=_marks("<|begin_of_image|>", "<|image|>", "<|end_of_image|>", "<|video|>"),
-        eos="<|im_end|>",
-        template=_chat("<|begin_of_image|><|image|><|end_of_image|>"),
-        config=_glm4v,
-        files={
-            "preprocessor_config.json": {
-                "image_processor_type": "Glm4vImageProcessor",
-                "patch_size": 14,
-                "temporal_patch_size": 2,
-                "merge_size": 2,
-                "size": {"shortest_edge": 784, "longest_edge": 50176},
-                **_NORMALISED,
-            }
-        },
-    ),
+    "glm4v": _GLM4V,
     # Tiles and a thumbnail, all one run.
     "internvl_chat": SeeingFamily(
         markup=_marks("<image>", "<img>", "</img>", "<IMG_CONTEXT>"),
@@ -713,6 +737,7 @@ FURTHER: Mapping[str, SeeingFamily] = {
     ),
     # Causal, and later layers use the entries of earlier ones.
     "gemma4_shared": replace(FAMILIES["gemma4"], config=_gemma4_shared),
+    "glm4v_moe": replace(_GLM4V, config=_glm4v_moe),
     # Attention in chunks, one row at a time; tiles with marks between them, and the whole picture behind.
     "llama4": SeeingFamily(
         markup=_marks(

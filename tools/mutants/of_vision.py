@@ -101,6 +101,20 @@ VISION_MUTANTS = (
         ("tests/vision/test_transformers.py", "-k", "kimi"),
     ),
     _mutant(
+        "correct_model",
+        "positions in a picture are interpolated as mlx-vlm does it",
+        "kind in _INTERPOLATION",
+        "False",
+        ("tests/vision/test_transformers.py", "-k", "glm4v"),
+    ),
+    _mutant(
+        "_taps",
+        "beyond the edge of a table of positions is nothing",
+        "np.clip(first + offset, 0, size - 1)",
+        "np.maximum(first + offset, 0)",
+        ("tests/vision/test_transformers.py", "-k", "kimi"),
+    ),
+    _mutant(
         "Tiles._tiles",
         "no tile of the whole image is made",
         "len(tiles) == 1",

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -33,6 +34,55 @@ _GELU: Mapping[str, Mapping[str, str]] = {
 approximation ("tanh") or the exact one ("none")."""
 
 
+def _at_grid(table: mx.array, grid: mx.array) -> mx.array:
+    """`table`: shape ``(1, height, width, dim)``; `grid`: ``(1, n, 1, 2)``, x and y from -1 to 1 between the edges."""
+    x, y = ((np.array(grid)[0, :, 0, axis] + 1) * table.shape[2 - axis] / 2 - 0.5 for axis in (0, 1))
+    return _bicubic(table[0], y, x)[None, :, None]
+
+
+def _to_size(table: mx.array, *, size: tuple[int, int]) -> mx.array:
+    """`table`: shape ``(1, dim, height, width)``, for as many positions between its edges as `size` says."""
+    y, x = ((np.arange(num) + 0.5) * (side / num) - 0.5 for num, side in zip(size, table.shape[2:], strict=True))
+    found = _bicubic(table[0].transpose(1, 2, 0), np.repeat(y, size[1]), np.tile(x, size[0]))
+    return found.transpose(1, 0).reshape(1, -1, *size)
+
+
+def _bicubic(table: mx.array, y: npt.NDArray[np.floating], x: npt.NDArray[np.floating]) -> mx.array:
+    """Rows at n positions of a table of shape ``(height, width, dim)``: ``(n, dim)``, as PyTorch interpolates them.
+
+    Beyond its edges, the table has its outermost rows.
+    """
+    height, width, dim = table.shape
+    rows, columns, flat = _taps(y, height), _taps(x, width), table.reshape(-1, dim).astype(mx.float32)
+    # One after the other: all at once would take sixteen times the memory.
+    found = mx.zeros((len(y), dim))
+    for row, by_row in rows:
+        for column, by_column in columns:
+            found += flat[mx.array(row * width + column)] * mx.array(by_row * by_column)[:, None]
+    return found.astype(table.dtype)
+
+
+def _taps(at: npt.NDArray[np.floating], size: int) -> list[tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]]:
+    """The four neighbours of positions, and their weights (Keys' kernel with a = -0.75)."""
+    first = np.floor(at)
+    found: list[tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]] = []
+    for offset in (-1, 0, 1, 2):
+        far = np.abs(at - first - offset)
+        near = (1.25 * far - 2.25) * far * far + 1
+        weight = near if offset in (0, 1) else ((-0.75 * far + 3.75) * far - 6) * far + 3
+        found.append((np.clip(first + offset, 0, size - 1).astype(np.int32), weight.astype(np.float32)))
+    return found
+
+
+_INTERPOLATION: Mapping[str, tuple[str, Callable[..., mx.array]]] = {
+    "glm4v": ("grid_sample", _at_grid),
+    "glm4v_moe": ("grid_sample", _at_grid),
+    "kimi_vl": ("bicubic_interpolate", _to_size),
+}
+"""Model type → what its tower calls for positions in a picture of another size than its own, and what the reference
+does: mlx-vlm interpolates linearly, or leaves out what is beyond the table's edges."""
+
+
 def correct_model(whole: nn.Module, kind: str) -> str:
     """Have a model of this type compute as its reference does; returns what was changed, for `Sight.files`."""
     rules = _GELU.get(kind, {})
@@ -44,7 +94,16 @@ def correct_model(whole: nn.Module, kind: str) -> str:
         # The same to the bit: mlx-vlm slices each pixel of each patch by itself, which takes seconds an image.
         patches = cast(Any, whole).vision_model.patch_embedding
         patches.unfold = partial(_unfold, size=patches.stride)
-    return "".join(f" {start}{approximation}" for start, approximation in rules.items())
+    changes = [f" {start}{approximation}" for start, approximation in rules.items()]
+    if kind in _INTERPOLATION:
+        function, ours = _INTERPOLATION[kind]
+        setattr(sys.modules[type(cast(Any, whole).vision_tower).__module__], function, ours)
+        changes.append(" positions bicubic")
+    if kind.startswith("glm4v"):
+        for block in cast(Any, whole).vision_tower.blocks:
+            block.norm1.eps = block.norm2.eps = cast(Any, whole).config.vision_config.rms_norm_eps
+        changes.append(" eps")
+    return "".join(changes)
 
 
 def _unfold(pixels: mx.array, *, size: int) -> mx.array:
