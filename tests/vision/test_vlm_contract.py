@@ -188,6 +188,7 @@ def test_an_image_sees_all_of_itself_where_its_family_does(family: str) -> None:
     assert float((mx.abs(seen - blind).max() / mx.abs(seen).max()).item()) > 1e-2
 
 
+@pytest.mark.matrix
 def test_llama4s_patches_are_cut_at_once_and_are_mlx_vlms() -> None:
     cut: Any = seeing("llama4").model.whole.vision_model.patch_embedding  # type: ignore[attr-defined]
     pixels = mx.random.normal((2, 3, 56, 56), key=mx.random.key(0))
