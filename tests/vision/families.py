@@ -547,6 +547,7 @@ def _llama4(of: Ids) -> dict[str, Any]:
             "intermediate_size_mlp": 96,
             "num_local_experts": 2,
             "attention_chunk_size": 16,
+            "floor_scale": 16,
             "attention_bias": False,
             "interleave_moe_layer_step": 1,
             "num_experts_per_tok": 1,
