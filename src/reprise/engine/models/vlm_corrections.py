@@ -129,7 +129,7 @@ class Tiles:
 
     After `image_processing_llama4.py` of transformers 5.24, with Pillow's resizing in place of torchvision's (of the
     same kind, at most one level of 255 apart). mlx-vlm's makes no tile of the whole image, for which its processor
-    writes placeholders, has half of the canvases, and distorts.
+    writes placeholders, knows 8 of 50 canvases, and distorts.
     """
 
     model_input_names = ("pixel_values",)
