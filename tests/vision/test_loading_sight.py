@@ -11,7 +11,6 @@ from types import SimpleNamespace
 import mlx.core as mx
 import numpy as np
 import pytest
-from PIL import Image as Pictures
 
 from reprise.chat.rendering.render import Renderer
 from reprise.chat.request import ChatRequest
@@ -20,7 +19,6 @@ from reprise.core.images import ImageFile, digest_of
 from reprise.engine.models import vision
 from reprise.engine.models.adapters import with_adapter
 from reprise.engine.models.load import load_model, with_template
-from reprise.engine.models.vlm_corrections import correct_processor
 from reprise.engine.running.runner import Runner
 from tests.chat.seeing import shows
 from tests.matrix import now_and_later
@@ -144,6 +142,10 @@ def test_other_settings_of_the_processor_are_another_model(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("name", ["preprocessor_config.json", "processor_config.json"])
 def test_tiles_are_as_large_as_either_file_of_the_folder_says(name: str, tmp_path: Path) -> None:
+    from PIL import Image as Pictures  # noqa: PLC0415 (an extra)
+
+    from reprise.engine.models.vlm_corrections import correct_processor  # noqa: PLC0415 (the same)
+
     settings = {"size": {"height": 28, "width": 28}, "max_patches": 2}
     joined = {"image_processor": settings}
     (tmp_path / name).write_text(json.dumps(settings if name.startswith("pre") else joined))

@@ -8,9 +8,7 @@ from pathlib import Path
 import mlx.core as mx
 import numpy as np
 import pytest
-from PIL import Image as Pictures
 
-from reprise.engine.models.vlm_corrections import Tiles
 from tests.vision.chats import SeenWalk, as_vlm_reads_it, cold, seeing
 from tests.vision.families import FAMILIES
 from tests.vision.tiny import digest_of_weights
@@ -67,6 +65,10 @@ def test_logits_are_those_of_transformers_cold_and_warm(family: str) -> None:
 
 
 def test_llama4_cuts_pictures_as_transformers_does() -> None:
+    from PIL import Image as Pictures  # noqa: PLC0415 (an extra)
+
+    from reprise.engine.models.vlm_corrections import Tiles  # noqa: PLC0415 (the same)
+
     recorded = np.load(RECORDED / "llama4_tiles.npz")
     kinds = [Tiles({"size": {"height": 8, "width": 8}, "resize_to_max_canvas": fills}) for fills in (False, True)]
     level, shares = 2 / 255, list[float]()
