@@ -32,6 +32,7 @@ FAMILIES = (
     "kimi_vl",
     "llama4",
     "glm4v_moe",
+    "kimi_k25",
 )
 NUM_KEPT = 24
 """Positions of which the logits are kept: the last of each image, and others at like distances."""
@@ -60,7 +61,7 @@ def give(folder: Path, family: str) -> None:
             # One matrix in mlx-vlm, three in transformers.
             three = zip("qkv", mx.split(array, 3), strict=True)
             named = {name.replace("qkv", f"{letter}_proj"): part for letter, part in three}
-        elif config["model_type"] == "kimi_vl" and ".wqkv." in name:
+        elif config["model_type"].startswith("kimi") and ".wqkv." in name:
             named = {name.replace("wqkv", f"{letter}_proj"): part for letter, part in _in_halves(array, config).items()}
         else:
             named = {name: array}
@@ -103,8 +104,8 @@ def _their_config(config: dict[str, Any], *, placeholder: int, is_tied: bool) ->
         case "minicpmv4_6":
             tower = {**theirs["vision_config"], "insert_layer_id": theirs["insert_layer_id"]}
             theirs |= {"vision_config": tower, "image_token_id": placeholder}
-        case "kimi_vl":
-            # In transformers there is its successor, with the same tower, projector and text model.
+        case "kimi_vl" | "kimi_k25":
+            # Of the first, in transformers there is its successor, with the same tower, projector and text model.
             tower = theirs["vision_config"]
             sides = {"pos_emb_height": tower["init_pos_emb_height"], "pos_emb_width": tower["init_pos_emb_width"]}
             theirs |= {
@@ -143,7 +144,11 @@ def _with_joined_experts(weights: dict[str, Any]) -> dict[str, Any]:
                 joined[f"{stem}.experts.gate_up_proj"] = both
             elif "down_proj" in name:
                 joined[f"{stem}.experts.down_proj"] = array.swapaxes(1, 2)
-        elif ".switch_mlp." not in name:
+        elif ".embed_q." in name:
+            # Two halves of one matrix, for each head.
+            both = array.swapaxes(1, 2), weights[name.replace("embed_q", "unembed_out")]
+            joined[name.replace("embed_q", "kv_b_proj")] = mx.concatenate(both, axis=1).flatten(0, 1)
+        elif ".switch_mlp." not in name and ".unembed_out." not in name:
             joined[name] = array
         elif "gate_proj" in name:
             up = weights[name.replace("gate_proj", "up_proj")]
@@ -182,9 +187,12 @@ _KIMI = {
     ".norm0.": ".norm1.",
     ".fc1.": ".fc2.",
     ".fc0.": ".fc1.",
-    "multi_modal_projector.": "model.mm_projector.",
+    "multi_modal_projector.": "mm_projector.",
+    "mm_projector.": "model.mm_projector.",
     ".linear_1.": ".in_proj.",
     ".linear_2.": ".out_proj.",
+    ".proj.0.": ".in_proj.",
+    ".proj.2.": ".out_proj.",
 }
 
 
@@ -216,7 +224,7 @@ def _theirs(kind: str, name: str, array: Any) -> tuple[str, Any]:
     name = name.replace("language_model.lm_head", "lm_head").replace("language_model.model", "model.language_model")
     if kind.startswith(("qwen", "glm")):
         return name.replace("vision_tower", "model.visual"), array
-    if kind in ("internvl_chat", "kimi_vl"):
+    if kind in ("internvl_chat", "kimi_vl", "kimi_k25"):
         for ours, theirs in (_INTERNVL if kind == "internvl_chat" else _KIMI).items():
             name = name.replace(ours, theirs)
         return name, array

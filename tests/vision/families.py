@@ -479,6 +479,10 @@ def _kimi(of: Ids) -> dict[str, Any]:
     }
 
 
+def _kimi_k25(of: Ids) -> dict[str, Any]:
+    return {**_kimi(of), "model_type": "kimi_k25"}
+
+
 def _lfm2(of: Ids) -> dict[str, Any]:
     return {
         "model_type": "lfm2-vl",
@@ -612,6 +616,14 @@ def _gemma4_shared(of: Ids) -> dict[str, Any]:
     return {**config, "text_config": {**config["text_config"], **shared}}
 
 
+_KIMI = SeeingFamily(
+    markup=_marks("<|media_start|>", "<|media_content|>", "<|media_pad|>", "<|media_end|>"),
+    eos="<|im_end|>",
+    template=_chat("<|media_start|>image<|media_content|><|media_pad|><|media_end|>"),
+    config=_kimi,
+    files={"preprocessor_config.json": {"patch_size": 14, "merge_kernel_size": [2, 2], **_NORMALISED}},
+)
+
 _GLM4V = SeeingFamily(
     markup=_marks("<|begin_of_image|>", "<|image|>", "<|end_of_image|>", "<|video|>"),
     eos="<|im_end|>",
@@ -674,13 +686,7 @@ FURTHER: Mapping[str, SeeingFamily] = {
         files={},
     ),
     # Latent attention.
-    "kimi_vl": SeeingFamily(
-        markup=_marks("<|media_start|>", "<|media_content|>", "<|media_pad|>", "<|media_end|>"),
-        eos="<|im_end|>",
-        template=_chat("<|media_start|>image<|media_content|><|media_pad|><|media_end|>"),
-        config=_kimi,
-        files={"preprocessor_config.json": {"patch_size": 14, "merge_kernel_size": [2, 2], **_NORMALISED}},
-    ),
+    "kimi_vl": _KIMI,
     # Short convolutions; tiles with marks that say their row and column.
     "lfm2_vl": SeeingFamily(
         markup=_marks(
@@ -739,6 +745,7 @@ FURTHER: Mapping[str, SeeingFamily] = {
     # Causal, and later layers use the entries of earlier ones.
     "gemma4_shared": replace(FAMILIES["gemma4"], config=_gemma4_shared),
     "glm4v_moe": replace(_GLM4V, config=_glm4v_moe),
+    "kimi_k25": replace(_KIMI, config=_kimi_k25),
     # Attention in chunks, one row at a time; tiles with marks between them, and the whole picture behind.
     "llama4": SeeingFamily(
         markup=_marks(

@@ -36,6 +36,7 @@ BOUNDS = {
     "minicpmv4_6": 5e-6,
     # Its successor in transformers, with the same parts.
     "kimi_vl": 5e-6,
+    "kimi_k25": 5e-6,
     "llama4": 5e-6,
 }
 """Of the difference, relative to the largest logit."""

@@ -21,6 +21,7 @@ from mlx.utils import tree_unflatten
 from PIL import Image as Pictures
 
 _GELU: Mapping[str, Mapping[str, str]] = {
+    "kimi_k25": {"vision_tower.blocks.": "tanh"},
     "kimi_vl": {"vision_tower.blocks.": "tanh"},
     "llama4": {"vision_model.": "none"},
     "minicpmv4_6": {"merger.": "none"},
@@ -77,6 +78,7 @@ def _taps(at: npt.NDArray[np.floating], size: int) -> list[tuple[npt.NDArray[np.
 _INTERPOLATION: Mapping[str, tuple[str, Callable[..., mx.array]]] = {
     "glm4v": ("grid_sample", _at_grid),
     "glm4v_moe": ("grid_sample", _at_grid),
+    "kimi_k25": ("bicubic_interpolate", _to_size),
     "kimi_vl": ("bicubic_interpolate", _to_size),
 }
 """Model type → what its tower calls for positions in a picture of another size than its own, and what the reference
