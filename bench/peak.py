@@ -45,7 +45,6 @@ LEAST = 0.8
 MOST = 2.6
 VARIES = 1 << 20
 """Bytes by which passes of one shape differ, as MLX's thread lets go of what it has read sooner or later."""
-"""Positions of as many bits have one price, that of the deepest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,8 +119,7 @@ def passes(
 def examine(name: str, kind: PricedKind, chunks: Sequence[int], depth: int, gates: Gates) -> None:
     model, config = model_of(kind)
     blueprint = blueprint_of(model, kv_bits=kind.kv_bits, kv_group_size=32)
-    logits_nbytes = footprint_of(model, blueprint).logits
-    plain = price_by_dimensions(model, blueprint, config, logits_nbytes=logits_nbytes)
+    plain = price_by_dimensions(model, blueprint, config, footprint_of(model, blueprint))
     _, loaded = passes(model, kind, plain, plain, chunk=MEASURED, depth=MEASURED)
     for chunk in chunks:
         first, seen = passes(model, kind, plain, loaded, chunk=chunk, depth=depth)
@@ -144,7 +142,7 @@ def examine_decoding(name: str, kind: PricedKind, depth: int, gates: Gates) -> N
     """Passes over rows behind a prompt in chunks of 512."""
     model, config = model_of(kind)
     blueprint = blueprint_of(model, kv_bits=kind.kv_bits, kv_group_size=32)
-    price = price_by_dimensions(model, blueprint, config, logits_nbytes=footprint_of(model, blueprint).logits)
+    price = price_by_dimensions(model, blueprint, config, footprint_of(model, blueprint))
     _, loaded = passes(model, kind, price, price, chunk=MEASURED, depth=MEASURED)
     _, seen = passes(model, kind, price, loaded, chunk=512, depth=depth)
     each: list[SequenceBatch] = []
@@ -162,7 +160,8 @@ def examine_decoding(name: str, kind: PricedKind, depth: int, gates: Gates) -> N
         total = num * rows.num_rows
         shown: list[tuple[int, ...]] = []
         for _ in range(4):
-            prices = [each.of(total, depth, num_outputs=total) for each in (price, loaded, seen)]
+            known = (price, loaded, seen)
+            prices = [p.of(total, depth, num_outputs=total, num_decoding=rows.num_rows) for p in known]
             mx.synchronize()
             before = device_memory.watch_peak()
             logits = rows.forward(model, mx.array([[7] * num] * rows.num_rows)).reshape(total, -1)

@@ -9,12 +9,14 @@ that a request of one model can evict prefixes of another.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
 from enum import StrEnum
 from itertools import zip_longest
 from typing import Protocol
 
 from reprise.core.failpoints import Failpoint, reach
+from reprise.core.pass_price import beyond
 
 
 class Account(StrEnum):
@@ -31,7 +33,7 @@ class Account(StrEnum):
     INCOMING = "incoming"
     """Read from disk and not yet committed."""
     PASSES = "passes"
-    """What a prefill pass takes at its peak, while it runs, beyond what is kept for passes beside the budget."""
+    """What a pass or a tower takes at its peak, while it runs, beyond what is kept for passes beside the budget."""
     IMAGES = "images"
     """What the tower made of images."""
     EMBEDDINGS = "embeddings"
@@ -152,6 +154,8 @@ class Memory:
         self._most_measured = dict.fromkeys(Account, 0)
         self.reclaimers: tuple[Reclaimer, ...] = ()
         self.share_of_requests = 1 / _RECENT
+        self.kept_for_passes: int | None = None
+        """Bytes beside the budget; None: unlimited."""
         self.disconnect()
 
     @property
@@ -247,6 +251,20 @@ class Memory:
     def resize(self, budget: int | None) -> None:
         """Set the budget for layer states besides the loaded weights, and reclaim what exceeds it."""
         self.shared.resize(budget)
+
+    def of_pass(self, nbytes: int) -> int:
+        """What a pass that takes `nbytes` at its peak takes of the budget."""
+        return beyond(self.kept_for_passes, nbytes)
+
+    @contextmanager
+    def charged_for_pass(self, nbytes: int) -> Generator[None]:
+        """Charge what a pass takes of the budget, while it runs."""
+        charged = self.of_pass(nbytes)
+        self.charge(Account.PASSES, charged)
+        try:
+            yield
+        finally:
+            self.charge(Account.PASSES, -charged)
 
     # Reclaiming.
 

@@ -1,13 +1,13 @@
 """The price of a prefill pass: an upper bound by the model's dimensions, then what passes were seen to take."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from reprise.core.kinds import Chunk, Full, KvKind, Layout, Window
-from reprise.core.pass_price import PassPrice, PassReading, beyond
+from reprise.core.pass_price import PassPrice, PassReading, beyond, price_of_tower
 
 MB = 1 << 20
 
@@ -128,6 +128,30 @@ def test_a_prompt_that_was_seen_once_is_priced_at_what_it_takes_and_soon_at_litt
     # What is shallower is priced like the deepest of as many bits.
     for position in range(1024, 16_384, chunk):
         assert known.of(chunk, position) <= 3 * device.peak(chunk, position)
+
+
+@pytest.mark.parametrize(("each", "slope"), [(150_000, 300), (150_000, 0), (0, 300)])
+def test_a_tower_is_priced_at_any_size_by_images_of_two(each: int, slope: int) -> None:
+    def taken(num: int) -> int:
+        return each * num + slope * num * num
+
+    known = price_of_tower({64: taken(64), 144: taken(144)})
+    for num in (1, 64, 100, 144, 1000, 16_384):
+        assert known.of(num, 0) == pytest.approx(1.25 * taken(num), rel=1e-6)
+    more = seen(known, 16_384, 0, 2 * taken(16_384))
+    assert more.of(16_384, 0) == pytest.approx(2.5 * taken(16_384), rel=1e-6)
+
+
+def test_a_tower_that_takes_less_for_each_token_of_a_larger_image_is_never_priced_below_what_was_seen() -> None:
+    known = price_of_tower({64: 64 * 900, 144: 144 * 600})
+    assert known.of(64, 0) == pytest.approx(1.25 * 64 * 900)
+    assert known.of(144, 0) > 144 * 600
+    assert price_of_tower({256: 256 * 700}).of(256, 0) == pytest.approx(1.25 * 256 * 700)
+
+
+def test_entries_that_are_copied_count_for_rows_that_decode() -> None:
+    known = replace(price(Full()), per_entry=3)
+    assert known.of(4, 1000, num_decoding=2) == known.of(4, 1000) + 3 * 2 * 1000 == price(Full()).of(4, 1000) + 6000
 
 
 def test_only_what_exceeds_what_is_kept_counts() -> None:

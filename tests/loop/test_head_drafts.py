@@ -5,7 +5,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -21,6 +22,7 @@ from reprise.engine.models.companion import with_companion
 from reprise.engine.running.live_sequence import LiveSequence
 from reprise.engine.running.runner import Runner
 from reprise.loop.worker import Worker
+from reprise.memory import Account
 from tests.loop.driving import GREEDY, DrivenEngine
 from tests.loop.restarts import Restarts
 from tests.loop.test_drafts import SAMPLED, FreePasses, OneText
@@ -382,6 +384,54 @@ def test_a_head_that_is_never_right_costs_next_to_nothing() -> None:
         assert drafted.num_accepted <= 5
         cost = num - answer.end.outcome.num_accepted + drafted.num / 4
         assert num / cost >= 0.98
+
+
+@pytest.mark.parametrize("kind", ["qwen3_5", "llama+gemma3_text"])
+@pytest.mark.parametrize("room", [4_000_000, 0])
+def test_guesses_are_charged_while_they_are_made_and_there_are_none_where_they_do_not_fit(
+    kind: str, room: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The head is asked for each draft.
+    monkeypatch.setattr(TokenHistory, "find", lambda history, tail, num: None)
+    prompt = words(2990, 100)
+    with closing(without_head(kind)) as plain:
+        expected = plain.run(prompt, num=24).tokens
+    charged: list[int] = []
+    with closing(with_head(kind, cache_bytes=4_000_000)) as engine:
+        worker: Worker = engine.ask(lambda worker: worker)
+        guess = worker.runner.guess
+
+        def look(live: LiveSequence, num: int) -> list[int]:
+            charged.append(worker.memory.nbytes(Account.PASSES))
+            assert charged[-1] == worker.executor.price_to_guess(live, num) - 10_000 > 0
+            return guess(live, num)
+
+        worker.runner.guess = look  # type: ignore[method-assign]
+        price = worker.executor.price_to_guess
+        assert worker.head is not None
+
+        def dear(live: LiveSequence, num: int) -> int:
+            return price(live, num) if room > 0 else 10**9
+
+        engine.ask(lambda worker: setattr(worker.memory, "kept_for_passes", 10_000))
+        engine.ask(lambda worker: setattr(worker.head, "price", dear))
+        assert engine.run(prompt, num=24).tokens == expected
+        assert (len(charged) > 0) == (room > 0)
+        assert worker.memory.nbytes(Account.PASSES) == 0
+
+
+def test_what_guesses_take_grows_with_their_number_and_with_the_entries_that_wait() -> None:
+    with closing(with_head("qwen3_5")) as engine:
+        executor = engine.ask(lambda worker: worker.executor)
+
+    def price(num: int, num_waiting: int) -> int:
+        rows = SimpleNamespace(hidden=SimpleNamespace(waiting=[None] * num_waiting))
+        live = cast(LiveSequence, SimpleNamespace(position=500, unfed=(1, 2), rows=rows))
+        return executor.price_to_guess(live, num)
+
+    for num, num_waiting in ((1, 0), (4, 0), (1, 200)):
+        fed = 3 + num
+        assert price(num, num_waiting) == executor.price.of(num_waiting + fed, 500, num_outputs=fed, num_decoding=1)
 
 
 def test_without_drafts_the_head_is_not_loaded() -> None:

@@ -38,7 +38,7 @@ def make_dear(worker: Worker, num: int, nbytes: int) -> None:
 
 
 def keep_for_passes(engine: DrivenEngine, nbytes: int) -> None:
-    engine.ask(lambda worker: setattr(worker.sequences, "kept_for_passes", nbytes))
+    engine.ask(lambda worker: setattr(worker.memory, "kept_for_passes", nbytes))
 
 
 def test_what_a_pass_takes_is_known_before_the_first_request(engine: DrivenEngine) -> None:

@@ -2,11 +2,15 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
 from reprise.core.errors import LoadFailed
+from reprise.core.kinds import Full
 from reprise.engine.models.load import load_model
+from reprise.engine.running.live_sequence import LiveSequence
 from reprise.lab.demo.tiny.build import build_model
 from tests.loop.driving import DrivenEngine
 from tests.loop.test_reuse import words
@@ -58,6 +62,17 @@ def test_sequences_that_lend(engine: DrivenEngine) -> None:
         answer = engine.run(prompt)
         assert answer.tokens == engine.cold(prompt)
         prompt = [*prompt, *answer.tokens, *words(531 + turn, 20)]
+
+
+def test_entries_are_copied_to_be_read_by_rows_that_decode_on_a_cpu(engine: DrivenEngine) -> None:
+    """For each of the heads that share them: two in these models."""
+    lives = [cast(LiveSequence, SimpleNamespace(position=at, unfed=())) for at in (1000, 4000)]
+    executor, each = engine.ask(lambda worker: (worker.executor, worker.runner.footprint.each[Full()]))
+    copied = executor.price_to_decode(lives) - executor.price.of(2, 4000, num_outputs=2)
+    assert copied == 2 * 4000 * 2 * each
+    plain = DrivenEngine(Path(engine.settings.model))
+    assert plain.ask(lambda worker: worker.executor.price.per_entry) == 0
+    plain.close()
 
 
 def test_entries_take_a_share_of_the_bytes(engine: DrivenEngine) -> None:

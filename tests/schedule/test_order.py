@@ -139,6 +139,17 @@ def test_a_job_waits_for_room_for_its_dearest_pass_too() -> None:
     assert decide(beside, SchedulerLimits()).admit == ()
 
 
+def test_a_job_waits_for_room_for_the_tower_too_which_runs_for_one_image_at_a_time() -> None:
+    new = replace(job("new", 0, 100), live_nbytes=30, tower_nbytes=500)
+    state = SchedulerState(now_s=2, waiting=(new,), decoding=decoding(1), speed=FAST)
+    assert decide(replace(state, free_nbytes=530), SchedulerLimits()).admit == ("new",)
+    assert decide(replace(state, free_nbytes=529), SchedulerLimits()).admit == ()
+    two = replace(state, waiting=(new, replace(new, id="newer")), free_nbytes=560)
+    assert decide(two, SchedulerLimits()).admit == ("new", "newer")
+    seeing = PrefillingJob(id="seeing", arrived_s=0, position=0, end=100, tower_nbytes=600)
+    assert decide(replace(state, prefilling=(seeing,), free_nbytes=629), SchedulerLimits()).admit == ()
+
+
 def test_jobs_that_are_admitted_together_share_the_room() -> None:
     waiting = tuple(replace(job(f"j{index}", 0, 10), live_nbytes=20) for index in range(4))
     assert len(decide(SchedulerState(now_s=0, waiting=waiting, free_nbytes=50), SchedulerLimits()).admit) == 2

@@ -1,6 +1,7 @@
 """Images through the whole engine loop: each is encoded once, and answers are those of cold runs."""
 
 import itertools
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -23,8 +24,10 @@ from reprise.core.prompt import Boundary, BoundaryKind, Prompt
 from reprise.core.sizes import Bytes
 from reprise.core.tokens import Span, as_tokens, join_tokens
 from reprise.engine.models.load import load_model
+from reprise.engine.states.seeing import ImageFeatures, PreparedImage
 from reprise.loop.scheduler_state import scheduler_state
 from reprise.loop.worker import Worker
+from reprise.memory import Account
 from tests.loop.driving import PATIENCE_S, DrivenEngine, SubmittedJob
 from tests.loop.test_drafts import make_passes_free
 from tests.vision.chats import Part, a_seeing_job, picture, prompt_of, seeing
@@ -32,6 +35,8 @@ from tests.vision.families import FAMILIES, FURTHER
 from tests.vision.tiny import seeing_model
 
 pytest.importorskip("mlx_vlm", reason="the extra `vision` is not installed")
+
+from reprise.engine.models.vlm_source import VlmModel
 
 ONE, OTHER, THIRD = picture(1), picture(2, 64, 128), picture(3, 64, 64)
 _names = itertools.count()
@@ -265,6 +270,114 @@ def test_a_prompt_whose_images_do_not_fit_beside_it_is_refused() -> None:
     text = Prompt(tokens=as_tokens(np.maximum(prompt.tokens, 20)))
     assert tight.answer(text).end.error is None
     tight.close()
+
+
+# What the tower takes while it runs.
+
+
+def keep_for_passes(engine: SeeingEngine, nbytes: int) -> None:
+    engine.ask(lambda worker: setattr(worker.memory, "kept_for_passes", nbytes))
+
+
+def make_dear(engine: SeeingEngine, nbytes: int) -> None:
+    """As if the tower took so much for each placeholder."""
+    engine.ask(lambda worker: setattr(worker.runner.features, "tower", PassPrice(per_token=nbytes)))
+
+
+@pytest.mark.parametrize(("family", "pixels"), [("qwen3_vl", 1024), ("gemma3", 0)])
+def test_what_the_tower_takes_is_known_before_the_first_image_and_learnt_from_each(family: str, pixels: int) -> None:
+    engine = SeeingEngine(family)
+    features = engine.ask(lambda worker: worker.runner.features)
+    before = features.tower
+    assert before.of(64, 0) > 64 * 1000
+    assert (features.num_encoded, features.pixels_per_row) == (0, pixels)
+    engine.answer(engine.chat(["Look: ", picture(9, 256, 256)]))
+    assert len(features.tower.seen) == 1
+    assert 0.5 < features.tower.of(64, 0) / before.of(64, 0) < 2
+    engine.close()
+
+
+def test_a_tower_that_was_never_measured_is_priced_by_its_first_run() -> None:
+    engine = SeeingEngine("qwen3_vl")
+    make_dear(engine, 0)
+    engine.answer(engine.chat(["Look: ", ONE]))
+    assert engine.ask(lambda worker: worker.runner.features.tower.of(4, 0)) > 4 * 1000
+    engine.close()
+
+
+def test_the_tower_is_charged_while_it_runs_and_makes_room_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = SeeingEngine("qwen3_vl", cache_bytes=3_000_000, prefill_chunk=64)
+    for seed in range(100):
+        engine.answer(engine.chat(f"Number {seed}. " + "Words and words. " * 30))
+        if engine.loop.status().counts.num_evictions > 0:
+            break
+    worker: Worker = engine.ask(lambda worker: worker)
+    charged, over = list[int](), list[int]()
+    encode = VlmModel.encode
+
+    def look(model: VlmModel, prepared: PreparedImage) -> ImageFeatures:
+        assert worker.memory.budget is not None
+        charged.append(worker.memory.nbytes(Account.PASSES))
+        over.append(worker.memory.held - worker.memory.budget)
+        return encode(model, prepared)
+
+    monkeypatch.setattr(VlmModel, "encode", look)
+    prompt = engine.chat(["Look: ", ONE, "What is on it?"])
+    (span,) = prompt.spans
+    keep_for_passes(engine, 100_000)
+    make_dear(engine, 1_500_000 // len(span))
+    before = engine.loop.status().counts.num_evictions
+    engine.answer(prompt)
+    assert charged == [pytest.approx(1_400_000, abs=1_500_000 // len(span))]
+    assert max(over) <= 0
+    assert engine.loop.status().counts.num_evictions > before
+    assert worker.memory.nbytes(Account.PASSES) == 0
+    engine.close()
+
+
+@pytest.mark.parametrize("is_dear", [False, True])
+def test_a_request_whose_tower_has_no_room_beside_others_waits(*, is_dear: bool) -> None:
+    plain = SeeingEngine("qwen3_vl")
+    prompts = [plain.chat(["These: ", picture(seed)]) for seed in (1, 4)]
+    state = plain.ask(lambda worker: worker.sequences.estimate(len(prompts[0])))
+    plain.close()
+    engine = SeeingEngine("qwen3_vl", cache_bytes=3 * state)
+    keep_for_passes(engine, 10_000_000)
+    make_dear(engine, (10_000_000 + 3 * state // 2) // len(prompts[0].spans[0]) if is_dear else 1)
+    together: list[int] = []
+    ACTIONS[Failpoint.STEPPED] = lambda worker: together.append(len(worker.requests.running))
+    jobs = engine.ask(lambda worker: [engine.begin(prompt, num=40) for prompt in prompts])
+    assert [job.wait().end.error for job in jobs] == [None, None]
+    assert max(together) == (1 if is_dear else 2)
+    engine.close()
+
+
+def test_an_image_whose_tower_never_fits_is_refused_with_a_size_that_is_served() -> None:
+    engine = SeeingEngine("qwen3_vl", cache_bytes=4_000_000)
+    keep_for_passes(engine, 0)
+    make_dear(engine, 20_000)
+    words = ["What is on it?"]
+    with pytest.raises(ContextTooLong, match="Send smaller images, or raise --cache-bytes") as refused:
+        engine.begin(engine.chat(["Look: ", picture(5, 640, 480), *words]))
+    found = re.search(r": images of about (\d+) x (\d+) pixels would fit\.", str(refused.value))
+    assert found is not None, refused.value
+    width, height = map(int, found.groups())
+    assert width / height == pytest.approx(4 / 3, rel=0.2)
+    assert engine.num_encoded == 0
+    assert engine.answer(engine.chat(["Look: ", picture(5, width, height), *words])).end.error is None
+    with pytest.raises(ContextTooLong):
+        engine.begin(engine.chat(["Look: ", picture(5, width + 96, height + 96), *words]))
+    engine.close()
+
+
+def test_where_images_of_all_sizes_are_scaled_to_one_a_refusal_advises_none() -> None:
+    engine = SeeingEngine("gemma3", cache_bytes=4_000_000)
+    keep_for_passes(engine, 0)
+    make_dear(engine, 4_000_000)
+    with pytest.raises(ContextTooLong, match=r"its largest image does not fit\. Raise --cache-bytes\.$"):
+        engine.begin(engine.chat(["Look: ", ONE]))
+    assert engine.answer(engine.chat("Words.")).end.error is None
+    engine.close()
 
 
 @pytest.mark.parametrize("family", MAIN)

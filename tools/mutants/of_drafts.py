@@ -24,6 +24,27 @@ def _mutant(function: str, name: str, old: str, new: str, tests: tuple[str, ...]
 
 DRAFTS_MUTANTS = (
     _mutant(
+        "HeadDrafts.draft",
+        "guesses are made where they do not fit",
+        "head.sequences.fits_draft([live], num_fed + num, pass_nbytes=nbytes)",
+        "head.sequences.fits_draft([live], num_fed + num)",
+        (*_GUESSES, "-k", "guesses_are_charged"),
+    ),
+    _mutant(
+        "HeadDrafts.draft",
+        "guesses are not charged",
+        "head.sequences.memory.charged_for_pass(nbytes)",
+        "head.sequences.memory.charged_for_pass(0)",
+        (*_GUESSES, "-k", "guesses_are_charged"),
+    ),
+    _mutant(
+        "Executor.price_to_guess",
+        "the entries of a head that wait take nothing",
+        "len(hidden.waiting)",
+        "0",
+        (*_GUESSES, "-k", "guesses_take"),
+    ),
+    _mutant(
         "Runner.verify",
         "entries of rejected tokens stay",
         "undone.append(num - num_right)",

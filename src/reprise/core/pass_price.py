@@ -1,4 +1,4 @@
-"""What a pass takes at its peak beside the layer states that it leaves: intermediate results. Pure."""
+"""What a pass, or a tower, takes at its peak beside what it leaves: intermediate results. Pure."""
 
 from __future__ import annotations
 
@@ -73,11 +73,13 @@ class PassPrice:
     per_key: float = 0.0
     per_output: float = 0.0
     """Of a token whose logits are computed, as in decoding: they are there beside the rest, and sampled from."""
+    per_entry: float = 0.0
+    """Of an entry of a row that decodes, where a layer's entries are copied to be read."""
     seen: Mapping[_Cell, _SeenPass] = field(default_factory=_nothing_seen)
     """The deepest pass by length and depth."""
 
     def __post_init__(self) -> None:
-        assert min(self.fixed, self.per_token, self.per_key, self.per_output) >= 0, self
+        assert min(self.fixed, self.per_token, self.per_key, self.per_output, self.per_entry) >= 0, self
 
     def expected(self, num: int, position: int) -> float:
         """Bytes of a pass over `num` tokens, of all rows, at `position`, by the model's dimensions alone."""
@@ -89,12 +91,13 @@ class PassPrice:
         before = (position if isinstance(kind, Full) else min(position, kind.size) for kind in self.layout.kinds)
         return max((num + each for each in before), default=recurrent)
 
-    def of(self, num: int, position: int, *, num_outputs: int = 0) -> int:
+    def of(self, num: int, position: int, *, num_outputs: int = 0, num_decoding: int = 0) -> int:
         """Bytes of a pass over `num` tokens, of all rows, at `position`. O(cells that were seen).
 
-        `num_outputs`: of the tokens whose logits are computed.
+        `num_outputs`: of the tokens whose logits are computed. `num_decoding`: of the rows that decode.
         """
-        return int(self._layers(num, position) + self.per_output * num_outputs)
+        entries = self.per_entry * num_decoding * position
+        return int(self._layers(num, position) + self.per_output * num_outputs + entries)
 
     def _layers(self, num: int, position: int) -> float:
         if not self.seen:
@@ -128,6 +131,20 @@ class PassPrice:
             nbytes = min(known, _SLACK * reading.most)
         seen = _SeenPass(num, expected / num, nbytes)
         return replace(self, seen={**self.seen, cell: seen})
+
+
+def price_of_tower(runs: Mapping[int, int]) -> PassPrice:
+    """The price of a tower's run over an image of n placeholders, at position 0: ``a · n + b · n²``.
+
+    `runs`: the bytes that it took by the placeholders of an image, of one or two. Nothing else says how many patches or
+    tiles a placeholder stands for, and whether scores of all patches with all are in memory on this device.
+    """
+    each = {num: _SLACK * nbytes / num for num, nbytes in runs.items()}
+    small, large = min(runs), max(runs)
+    # Of one size, as where each image is scaled to the same: there are no others.
+    slope = 0.0 if small == large else max(0.0, (each[large] - each[small]) / (large - small))
+    per_token = max(0.0, *(at - slope * num for num, at in each.items()))
+    return PassPrice(layout=Layout(kinds=(Full(),)), per_token=per_token, per_key=slope)
 
 
 def _cell(num: int, position: int) -> _Cell:

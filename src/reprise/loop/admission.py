@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
@@ -9,6 +10,7 @@ from dataclasses import dataclass
 
 from reprise.core.errors import BadRequest, ContextTooLong, QueueFull, ShuttingDown, prompt_too_long
 from reprise.core.events import Event
+from reprise.core.images import PromptImage
 from reprise.core.job import Job, Purpose
 from reprise.core.sizes import nbytes_text
 from reprise.core.tokens import Span
@@ -30,10 +32,16 @@ class PromptRoom:
     """Bytes that the last pass to a position takes of this memory, in the smallest chunk."""
     features: Callable[[Sequence[Span]], int] = lambda images: 0
     """Bytes of the features of images that a prompt needs at once."""
+    tower: Callable[[int], int] = lambda num: 0
+    """Bytes of this memory that the tower takes at its peak for an image of so many tokens; 0: there is none."""
+    pixels_per_row: int = 0
+    """See `FeatureCache`."""
     advice: str = "raise --cache-bytes"
 
-    def needed(self, position: int, states: Callable[[int], int] | None = None) -> int:
-        return (self.states if states is None else states)(position) + self.passes(position)
+    def needed(self, position: int, images: Sequence[Span], states: Callable[[int], int] | None = None) -> int:
+        """What a prompt takes up to a position: its states, one image's features, and the last pass or the tower."""
+        dearest = max(self.passes(position), self.tower(max(map(len, images), default=0)))
+        return (self.states if states is None else states)(position) + dearest + self.features(images)
 
     def longest(
         self, most: int, *, num_slots: int, images: Sequence[Span] = (), states: Callable[[int], int] | None = None
@@ -41,23 +49,52 @@ class PromptRoom:
         """The longest prompt below `most` that fits with `num_slots` entries for its answer; 0: none."""
         if self.budget is None:
             return most
-        room = self.budget - self.features(images)
-        return max(0, bisect_right(range(most), room, key=lambda num: self.needed(num + num_slots, states)) - 1)
+        fitting = bisect_right(range(most), self.budget, key=lambda num: self.needed(num + num_slots, images, states))
+        return max(0, fitting - 1)
 
-    def refusal(self, num_prompt: int, *, num_slots: int, images: Sequence[Span] = ()) -> ContextTooLong | None:
+    def refusal(self, num_prompt: int, *, num_slots: int, images: Sequence[PromptImage] = ()) -> ContextTooLong | None:
         """Why a prompt can never be served, what would fit, and what helps; None: it fits."""
-        needed = self.needed(num_prompt + num_slots) + self.features(images)
+        spans = [each.span for each in images]
+        needed = self.needed(num_prompt + num_slots, spans)
         if self.budget is None or needed <= self.budget:
             return None
-        fitting = f"{self.longest(num_prompt, num_slots=num_slots, images=images):,} tokens would fit"
+        fitting, helps = list[str](), list[str]()
+        longest = self.longest(num_prompt, num_slots=num_slots, images=spans)
+        if longest > max(map(len, spans), default=-1):
+            fitting.append(f"{longest:,} tokens would fit")
+            helps.append("shorten the conversation")
         if self.quantised is not None:
-            most = self.longest(num_prompt + 1, num_slots=num_slots, images=images, states=self.quantised)
-            fitting += f", {'it' if most == num_prompt else f'{most:,}'} with --kv-bits 8 (approximate)"
+            most = self.longest(num_prompt + 1, num_slots=num_slots, images=spans, states=self.quantised)
+            fitting.append(f"{'it' if most == num_prompt else f'{most:,}'} with --kv-bits 8 (approximate)")
+        if size := self._largest_image(num_prompt, num_slots, images):
+            fitting.append(f"images of about {size} pixels would fit")
+            helps.append("send smaller images")
+        told = ", ".join(fitting) or "its largest image does not fit"
+        helps = ", ".join([*helps, f"or {self.advice}"]) if helps else self.advice
         return ContextTooLong(
             f"The prompt has {num_prompt:,} tokens, which need {nbytes_text(needed)} of the memory for chats, and that "
-            f"is {nbytes_text(self.budget)}: {fitting}. Shorten the conversation, or {self.advice}.",
+            f"is {nbytes_text(self.budget)}: {told}. {helps[0].upper()}{helps[1:]}.",
             param="messages",
         )
+
+    def _largest_image(self, num_prompt: int, num_slots: int, images: Sequence[PromptImage]) -> str:
+        """The size to which its images would have to be reduced for a prompt to fit; "": none, or it is unknown."""
+        assert self.budget is not None
+        largest = max(images, key=lambda each: len(each.span), default=None)
+        if largest is None or self.pixels_per_row == 0:
+            return ""
+
+        def needed(num: int) -> int:
+            spans = [Span(0, min(num, len(each.span))) for each in images]
+            less = sum(len(each.span) for each in images) - sum(map(len, spans))
+            return self.needed(num_prompt - less + num_slots, spans)
+
+        num = bisect_right(range(len(largest.span)), self.budget, key=needed) - 1
+        unit, width, height = math.isqrt(self.pixels_per_row), largest.image.width, largest.image.height
+        # Larger ones are scaled down by the processor as well.
+        scale = math.sqrt(max(0, num) * min(self.pixels_per_row / (width * height), 1 / len(largest.span)))
+        sides = [unit * int(side * scale / unit) for side in (width, height)]
+        return f"{sides[0]} x {sides[1]}" if min(sides) > 0 else ""
 
 
 class Gate:
@@ -115,7 +152,7 @@ class Gate:
         if self.context is not None and length > self.context:
             raise prompt_too_long(len(job.prompt), self.context)
         # What is allocated at the start: the prompt, and room for the beginning of an answer.
-        slots, images = initial_decode_slots(job), job.prompt.spans
+        slots, images = initial_decode_slots(job), job.prompt.images
         refusal = self.room.refusal(len(job.prompt), num_slots=slots, images=images)
         if refusal is not None:
             raise refusal

@@ -32,8 +32,8 @@ class Executor:
         self._context = context
         self._clock = clock
         self._speed = Speed()
-        loaded, logits_nbytes = runner.loaded, runner.footprint.logits
-        self._price = price_by_dimensions(loaded.model, loaded.blueprint, loaded.config, logits_nbytes=logits_nbytes)
+        loaded = runner.loaded
+        self._price = price_by_dimensions(loaded.model, loaded.blueprint, loaded.config, runner.footprint)
 
     @property
     def speed(self) -> Speed:
@@ -53,7 +53,7 @@ class Executor:
         # Logits of a scored prompt, and a tower that runs again within the pass, are not what others would take.
         is_plain = all(live.scorer is None for live in lives) and all(int(chunk.min()) >= 0 for chunk in chunks)
         before = device_memory.watch_peak()
-        with self._sequences.charged_for_pass(self.price_to_prefill(lives, len(first), deepest)):
+        with self._sequences.memory.charged_for_pass(self.price_to_prefill(lives, len(first), deepest)):
             self._runner.prefill(lives, chunks)
         if is_plain:
             self.note_peak(num, deepest, device_memory.read_peak(before))
@@ -96,7 +96,7 @@ class Executor:
         made = self._propose(group, rows, is_alone=is_alone)
         started_s = self._clock()
         search_s = started_s - asked_s - sum(draft.seconds for draft in made if draft is not None)
-        with self._sequences.charged_for_pass(self.price_to_decode(lives, made)):
+        with self._sequences.memory.charged_for_pass(self.price_to_decode(lives, made)):
             results = self._runner.decode(
                 lives,
                 drafts=[[] if draft is None else draft.tokens.tolist() for draft in made],
@@ -147,7 +147,14 @@ class Executor:
     def price_to_decode(self, lives: Sequence[LiveSequence], drafts: Sequence[Draft | None] = ()) -> int:
         """What a pass takes that decodes, with drafts to verify: the logits of all its tokens are there."""
         num, deepest = _length(lives, drafts) * len(lives), max(live.position for live in lives)
-        return self._price.of(num, deepest, num_outputs=num)
+        return self._price.of(num, deepest, num_outputs=num, num_decoding=len(lives))
+
+    def price_to_guess(self, live: LiveSequence, num: int) -> int:
+        """What `num` guesses of a head or companion take: at most a token of a pass each, with logits, as what is fed
+        before them; and the entries of a head that are written first."""
+        fed, hidden = 1 + len(live.unfed) + num, live.rows.hidden
+        waiting = 0 if hidden is None else len(hidden.waiting)
+        return self._price.of(waiting + fed, live.position, num_outputs=fed, num_decoding=1)
 
     # Measurements.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from reprise.core.backend import DraftSource
@@ -12,6 +13,7 @@ from reprise.drafts.drafter import Draft, Drafts
 from reprise.quiet import why_quiet
 
 if TYPE_CHECKING:
+    from reprise.engine.running.live_sequence import LiveSequence
     from reprise.loop.requests import RunningRequest
     from reprise.loop.sequences import SequencePool
 
@@ -26,25 +28,41 @@ class DraftingHead:
         *,
         nbytes: int,
         is_model: bool,
+        price: Callable[[LiveSequence, int], int],
         background: str,
         clock: Clock,
     ) -> None:
-        """`nbytes`: of its weights. `is_model`: it is a companion, a separate model. `background`: see `Settings`."""
+        """`nbytes`: of its weights. `is_model`: it is a companion, a separate model. `price`: what so many guesses for
+        a sequence take at their peak. `background`: see `Settings`."""
         self.sequences = sequences
         self.drafts = drafts
+        self.price = price
         self.background = background
         self.clock = clock
         self.costs = DraftCosts(relative=nbytes / max(1, sequences.runner.loaded.nbytes))
         self.source = DraftSource.DRAFT_MODEL if is_model else DraftSource.HEAD
 
     @staticmethod
-    def of(sequences: SequencePool, drafts: Drafts, *, background: str, clock: Clock) -> DraftingHead | None:
+    def of(
+        sequences: SequencePool,
+        drafts: Drafts,
+        *,
+        price: Callable[[LiveSequence, int], int],
+        background: str,
+        clock: Clock,
+    ) -> DraftingHead | None:
         """The head of the model of these sequences; None if it has none."""
         head = sequences.runner.loaded.head
         if head is None or not head.is_there:
             return None
         return DraftingHead(
-            sequences, drafts, nbytes=head.nbytes, is_model=head.is_model, background=background, clock=clock
+            sequences,
+            drafts,
+            nbytes=head.nbytes,
+            is_model=head.is_model,
+            price=price,
+            background=background,
+            clock=clock,
         )
 
     def follow(self, request: RunningRequest) -> HeadDrafts:
@@ -81,11 +99,12 @@ class HeadDrafts:
     def draft(self, num: int) -> Draft | None:
         head, live = self._head, self._request.live
         assert live is not None, "answers are drafted while they are decoded"
-        num_fed = 1 + len(live.unfed)
-        if not head.sequences.fits_draft([live], num_fed + num):
+        num_fed, nbytes = 1 + len(live.unfed), head.price(live, num)
+        if not head.sequences.fits_draft([live], num_fed + num, pass_nbytes=nbytes):
             return None
         started_s = head.clock()
-        tokens = head.sequences.runner.guess(live, num)
+        with head.sequences.memory.charged_for_pass(nbytes):
+            tokens = head.sequences.runner.guess(live, num)
         head.costs.note_steps(num, head.clock() - started_s)
         seconds = num * head.costs.step_s(head.drafts.costs)
         return Draft(as_tokens(tokens), self.source, self.match, seconds)

@@ -82,7 +82,7 @@ def scheduler_state(
         free_nbytes=sequences.available(running) if has_prefill else None,
         unused_nbytes=sequences.unused(running) if has_prefill else None,
         price=price,
-        kept_for_passes=sequences.kept_for_passes,
+        kept_for_passes=sequences.memory.kept_for_passes,
     )
 
 
@@ -95,6 +95,7 @@ def _waiting(request: RunningRequest, phase: Waiting, sequences: SequencePool) -
         resume_at=min(resume_at, num_prompt - 1),
         common_prefix_lengths=request.common_prefix_lengths,
         live_nbytes=sequences.estimate_to_admit(num_prompt, resume_at, images=request.prompt.images),
+        tower_nbytes=_tower_nbytes(request, sequences.runner.features),
         spans=request.prompt.spans,
         preempted_beside=phase.preempted_beside,
         is_auxiliary=request.is_auxiliary,
@@ -110,6 +111,10 @@ def unseen_images(request: RunningRequest, features: FeatureCache) -> list[Promp
     ]
 
 
+def _tower_nbytes(request: RunningRequest, features: FeatureCache) -> int:
+    return max((features.tower_nbytes(len(each.span)) for each in unseen_images(request, features)), default=0)
+
+
 def _prefilling(request: RunningRequest, phase: Prefilling, layout: Layout, features: FeatureCache) -> PrefillingJob:
     return PrefillingJob(
         id=request.id,
@@ -122,6 +127,7 @@ def _prefilling(request: RunningRequest, phase: Prefilling, layout: Layout, feat
         common_prefix_lengths=request.common_prefix_lengths,
         spans=request.prompt.spans,
         unseen=tuple(each.span for each in unseen_images(request, features)),
+        tower_nbytes=_tower_nbytes(request, features),
         can_batch=_can_batch(request.position, layout),
         is_auxiliary=request.is_auxiliary,
         is_settle=request.is_settle,

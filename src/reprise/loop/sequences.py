@@ -8,8 +8,7 @@ copy is a *duplicate*; duplicates are freed before anything is evicted.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from weakref import WeakMethod
 
@@ -19,7 +18,6 @@ from reprise.cache.prefix_cache import PrefixCache
 from reprise.core.allowance import StepAllowance
 from reprise.core.images import PromptImage
 from reprise.core.job import Job, Purpose
-from reprise.core.pass_price import beyond
 from reprise.core.tokens import Span, Tokens, own_tokens
 from reprise.disk.ports import RestoreTarget
 from reprise.engine.running.live_sequence import LiveSequence, SharedSegment
@@ -65,18 +63,8 @@ class _Path:
 class SequencePool:
     """Starts, restores and ends sequences, and frees memory for them. `chunk`: the longest prefill chunk."""
 
-    def __init__(
-        self,
-        runner: Runner,
-        cache: PrefixCache,
-        memory: Memory,
-        *,
-        chunk: int,
-        kept_for_passes: int | None = None,
-    ) -> None:
-        """`kept_for_passes`: bytes beside the budget; None: unlimited."""
+    def __init__(self, runner: Runner, cache: PrefixCache, memory: Memory, *, chunk: int) -> None:
         self.runner = runner
-        self.kept_for_passes = kept_for_passes
         self.cache = cache
         self.memory = memory
         self._chunk = chunk
@@ -168,7 +156,7 @@ class SequencePool:
 
     def fits_draft(self, lives: Sequence[LiveSequence], num: int, *, pass_nbytes: int = 0) -> bool:
         """Whether a pass over `num` tokens of each fits without reclaiming anything, which a draft is not worth."""
-        return self.memory.fits(self.runner.growth_to_decode(lives, num) + beyond(self.kept_for_passes, pass_nbytes))
+        return self.memory.fits(self.runner.growth_to_decode(lives, num) + self.memory.of_pass(pass_nbytes))
 
     # Memory.
 
@@ -188,17 +176,7 @@ class SequencePool:
 
         `pass_nbytes`: what the pass takes at its peak beside the states.
         """
-        return self.memory.reserve(self.runner.growth(lives, num) + beyond(self.kept_for_passes, pass_nbytes))
-
-    @contextmanager
-    def charged_for_pass(self, nbytes: int) -> Generator[None]:
-        """Charge what a pass takes at its peak, as far as it is more than what is kept for passes."""
-        charged = beyond(self.kept_for_passes, nbytes)
-        self.memory.charge(Account.PASSES, charged)
-        try:
-            yield
-        finally:
-            self.memory.charge(Account.PASSES, -charged)
+        return self.memory.reserve(self.runner.growth(lives, num) + self.memory.of_pass(pass_nbytes))
 
     def reserve_to_decode(self, lives: Sequence[LiveSequence], *, pass_nbytes: int = 0) -> bool:
         """Reclaim memory for the next token of each sequence. False if it does not fit.
@@ -206,7 +184,7 @@ class SequencePool:
         `pass_nbytes`: as in `reserve_to_prefill`.
         """
         growth = self.runner.growth_to_decode(lives)
-        return self.memory.reserve(growth + beyond(self.kept_for_passes, pass_nbytes))
+        return self.memory.reserve(growth + self.memory.of_pass(pass_nbytes))
 
     def share_duplicates(self) -> bool:
         """Replace the tree's copies of duplicates by spans of the sequences' buffers. False if there are none."""

@@ -20,7 +20,6 @@ from reprise.core.errors import OutOfMemory, RepriseError, no_room_for_requests
 from reprise.core.events import Event, FinishReason, Progress, Started
 from reprise.core.failpoints import Failpoint, reach
 from reprise.core.job import Job, Purpose
-from reprise.core.pass_price import beyond
 from reprise.core.settings import Settings
 from reprise.core.tokens import as_tokens, join_tokens
 from reprise.disk.tier import DiskTier
@@ -122,18 +121,24 @@ class Worker:
             row_nbytes=0 if loaded.vision is None else loaded.vision.sight.row_nbytes,
         )
         self.cache = PrefixCache(loaded.blueprint.layout, memory=self.memory, sizes=sizes, clock=clock)
-        kept = device_memory.kept_for_passes(
+        self.memory.kept_for_passes = device_memory.kept_for_passes(
             settings,
             weights_nbytes=loaded.nbytes if shared is None else shared.weights_nbytes,
             budget=self.memory.budget,
         )
-        self.sequences = SequencePool(self.runner, self.cache, self.memory, chunk=chunk, kept_for_passes=kept)
+        self.sequences = SequencePool(self.runner, self.cache, self.memory, chunk=chunk)
         self.requests = RequestTable(self.sequences, gate, clock=clock)
         self.executor = Executor(self.sequences, context=context, clock=clock)
         self.head = (
             None
             if self.drafts is None
-            else DraftingHead.of(self.sequences, self.drafts, background=settings.background, clock=clock)
+            else DraftingHead.of(
+                self.sequences,
+                self.drafts,
+                price=self.executor.price_to_guess,
+                background=settings.background,
+                clock=clock,
+            )
         )
         """None: the model has no head, or nothing is drafted."""
         self._trial = (
@@ -181,12 +186,14 @@ class Worker:
             return
         try:
             self.executor.try_a_pass(num)
+            if loaded.vision is not None:
+                self.runner.try_tower()
         except Exception:
             log.exception("a pass before the first request failed")
         self.sequences.measure()
 
     def _prompt_room(self, settings: Settings) -> PromptRoom:
-        runner, executor, sequences, least = self.runner, self.executor, self.sequences, self.limits.min_chunk
+        runner, executor, memory, least = self.runner, self.executor, self.memory, self.limits.min_chunk
         quantised = None if settings.kv_bits is not None else quantised_footprint(runner.loaded.model, runner.footprint)
         advice = "raise --cache-bytes" if settings.cache_bytes is not None else "raise --memory"
         if settings.cache_bytes is settings.memory is None:
@@ -198,7 +205,9 @@ class Worker:
             if quantised is None
             else lambda position: runner.most_live_nbytes(position, chunk=1, footprint=quantised),
             features=runner.features.most_nbytes_of_one,
-            passes=lambda position: beyond(sequences.kept_for_passes, executor.price.of(least, position)),
+            passes=lambda position: memory.of_pass(executor.price.of(least, position)),
+            tower=runner.features.tower_nbytes,
+            pixels_per_row=runner.features.pixels_per_row,
             advice=advice,
         )
 

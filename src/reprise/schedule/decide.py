@@ -163,7 +163,7 @@ def _admissible(
     is_alone = len(state.prefilling) + len(state.decoding) + state.num_others == 0
     room = state.free_nbytes
     # One pass runs at a time: the dearest of all, in the smallest chunks, has to fit beside the states.
-    dearest = max((_least_pass(job.end, state, limits) for job in state.prefilling), default=0)
+    dearest = max((_least_pass(job, state, limits) for job in state.prefilling), default=0)
     running = {job.id for job in (*state.prefilling, *state.decoding)}
     for job in ready:
         # Within its grace period, an auxiliary request leaves one row free.
@@ -174,7 +174,7 @@ def _admissible(
         if room is not None:
             # No job overtakes one that does not fit, or that one would starve. With nothing else running it is admitted
             # anyway: it will never have more room.
-            dearest = max(dearest, _least_pass(job.prompt_len, state, limits))
+            dearest = max(dearest, _least_pass(job, state, limits))
             if job.live_nbytes + dearest > room and not is_first:
                 break
             room -= job.live_nbytes
@@ -185,9 +185,10 @@ def _admissible(
     return chosen
 
 
-def _least_pass(end: int, state: SchedulerState, limits: SchedulerLimits) -> int:
-    """What the last pass of a prompt takes of the memory for layer states, in the smallest chunk."""
-    return beyond(state.kept_for_passes, state.price.of(limits.min_chunk, end))
+def _least_pass(job: WaitingJob | PrefillingJob, state: SchedulerState, limits: SchedulerLimits) -> int:
+    """What a prompt's dearest pass takes of this memory: the last, in the smallest chunk, or a tower."""
+    end = job.end if isinstance(job, PrefillingJob) else job.prompt_len
+    return max(job.tower_nbytes, beyond(state.kept_for_passes, state.price.of(limits.min_chunk, end)))
 
 
 def _admitted(job: WaitingJob) -> PrefillingJob:

@@ -211,6 +211,8 @@ class WaitingJob:
     (`sharing.common_prefix_lengths`). May contain jobs that have ended."""
     live_nbytes: int = 0
     """Estimated bytes of its live state."""
+    tower_nbytes: int = 0
+    """The most bytes of the memory for live state that the tower takes for one of its images that are not encoded."""
     preempted_beside: frozenset[str] = frozenset()
     """The jobs that continued when it was preempted for lack of memory. While all of them run, it has no more room
     than then, whatever the estimate says."""
@@ -250,6 +252,8 @@ class PrefillingJob:
     """Its images, in order."""
     unseen: tuple[Span, ...] = ()
     """Those of them, in order, that the tower has to run for before a slice reaches them."""
+    tower_nbytes: int = 0
+    """As in `WaitingJob`."""
     can_batch: bool = True
     is_auxiliary: bool = False
     is_settle: bool = False

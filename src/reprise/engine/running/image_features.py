@@ -3,19 +3,25 @@
 Features can be computed again, so they are the first to go where memory is short. Those that a request holds stay until
 it ends, as a part of what it was admitted with: if it is preempted or audited, its images are not encoded again. Only
 where a request is alone and has no room do they go, but for those that it has still to be prefilled with.
+
+While a tower runs it takes more than it leaves. It takes an image whole, so that, unlike a pass, it cannot be cut
+where that does not fit: others make room, and an image that never fits is refused before it is encoded.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Generator, Iterable
+from contextlib import contextmanager
 
 import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
 from reprise.core.images import ImageFile, PromptImage
+from reprise.core.pass_price import PassPrice, price_of_tower
 from reprise.core.tokens import Span
+from reprise.engine import memory as device_memory
 from reprise.engine.states.seeing import Embedded, ImageFeatures, PassInputs, SeeingModel
 from reprise.engine.states.sequence_batch import SequenceBatch
 from reprise.memory import Account, Memory
@@ -36,6 +42,10 @@ class FeatureCache:
         self._row_nbytes = row_nbytes
         self.num_encoded = 0
         """Runs of the tower."""
+        self.tower = PassPrice()
+        """What a run takes at its peak beside the features, by placeholders."""
+        self.pixels_per_row = 0
+        """Of an image, for each of its placeholders; 0: unknown, or images of all sizes have as many."""
 
     @property
     def nbytes(self) -> int:
@@ -73,9 +83,25 @@ class FeatureCache:
         """Upper bound of the features of the largest of these images, as far as their size is known."""
         return self._row_nbytes * max(map(len, spans), default=0)
 
+    def tower_nbytes(self, num_rows: int) -> int:
+        """What the tower takes of the budget at its peak for an image of `num_rows` placeholders."""
+        return 0 if num_rows == 0 else self._memory.of_pass(self.tower.of(num_rows, 0))
+
     def make_room(self, num_rows: int) -> bool:
-        """Reclaim memory for an image of `num_rows` placeholders. False if it does not fit."""
-        return self._memory.reserve(num_rows * self._row_nbytes)
+        """Reclaim memory to encode an image of `num_rows` placeholders. False if it does not fit."""
+        return self._memory.reserve(num_rows * self._row_nbytes + self.tower_nbytes(num_rows))
+
+    @contextmanager
+    def running_tower(self, num_rows: int) -> Generator[None]:
+        """Charge what the tower takes for an image of `num_rows` placeholders while it runs, and learn from it."""
+        before = device_memory.watch_peak()
+        with self._memory.charged_for_pass(self.tower.of(num_rows, 0)):
+            yield
+        reading = device_memory.read_peak(before)
+        is_known = self.tower.expected(num_rows, 0) > 0
+        # Features are made at the end of a run, so nothing but them has grown at its peak.
+        first = price_of_tower({num_rows: reading.least})
+        self.tower = self.tower.after_pass(num_rows, 0, reading) if is_known else first
 
     def keep(self, image: ImageFile, features: ImageFeatures, *, holder: str | None = None) -> None:
         """Keep what the tower has just made of an image."""

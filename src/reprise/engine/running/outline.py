@@ -97,7 +97,7 @@ def outline_of(
         model, head = attach_head(model, config, directory, mtp=mtp)
         blueprint = blueprint_with_head(model, kv_bits=kv_bits)
         footprint = footprint_of(model, blueprint)
-        price = price_by_dimensions(model, blueprint, config, logits_nbytes=footprint.logits)
+        price = price_by_dimensions(model, blueprint, config, footprint)
     except LoadFailed:
         raise
     except Exception as error:

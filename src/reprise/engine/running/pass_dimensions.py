@@ -11,8 +11,9 @@ import mlx.core as mx
 from mlx import nn
 from mlx.utils import tree_flatten
 
+from reprise.core.kinds import Footprint, Full
 from reprise.core.pass_price import PassPrice
-from reprise.engine.states.blueprint import Blueprint
+from reprise.engine.states.blueprint import Blueprint, KvSpec
 
 _FIXED_NBYTES = 1 << 20
 _COPIES = 2
@@ -24,6 +25,7 @@ _SCORES = 3
 
 _HEADS = ("num_attention_heads", "num_query_heads", "n_head", "n_heads", "num_heads")
 _UNKNOWN_HEADS = 32
+_KV_HEADS = ("num_key_value_heads",)
 _CHOSEN_EXPERTS = ("num_experts_per_tok", "num_experts_per_token", "moe_top_k", "top_k_experts", "moe_k")
 _UNKNOWN_CHOSEN = 8
 
@@ -31,12 +33,12 @@ _LAYER = re.compile(r"(.*?\blayers|.*?\bh|.*?\bblocks)\.(\d+)\.")
 
 
 def price_by_dimensions(
-    model: nn.Module, blueprint: Blueprint, config: Mapping[str, Any], *, logits_nbytes: int
+    model: nn.Module, blueprint: Blueprint, config: Mapping[str, Any], footprint: Footprint
 ) -> PassPrice:
     """The price of a pass: per token, what all matrices of the widest layer give; per token and key, a score of each
     head, as if no kernel were fused; per token whose logits are computed, these and what is sampled from.
 
-    `logits_nbytes`: of one token.
+    On a CPU, MLX copies quantised entries for each of the heads that share them, keys and values; other devices do not.
     """
     widths: dict[str, int] = defaultdict(int)
     chosen = _largest(config, _CHOSEN_EXPERTS, _UNKNOWN_CHOSEN)
@@ -44,13 +46,17 @@ def price_by_dimensions(
         place = _LAYER.match(f"{path}.")
         if place is not None and isinstance(weight := module.get("weight"), mx.array):
             widths[place[0]] += _width(type(module).__name__, weight, chosen=chosen)
-    size = _float_size(model)
+    size, num_heads = _float_size(model), _largest(config, _HEADS, _UNKNOWN_HEADS)
+    is_quantised = any(isinstance(spec, KvSpec) and spec.bits is not None for spec in blueprint.leaves)
+    is_copied = is_quantised and mx.default_device() == mx.Device(mx.cpu)
+    num_sharing = -(-num_heads // _largest(config, _KV_HEADS, num_heads))
     return PassPrice(
         layout=blueprint.layout,
         fixed=_FIXED_NBYTES,
         per_token=_COPIES * size * max(widths.values(), default=0),
-        per_key=_SCORES * size * _largest(config, _HEADS, _UNKNOWN_HEADS),
-        per_output=logits_nbytes * (1 + _OUTPUTS * 4 / size),
+        per_key=_SCORES * size * num_heads,
+        per_output=footprint.logits * (1 + _OUTPUTS * 4 / size),
+        per_entry=num_sharing * footprint.each[Full()] if is_copied else 0,
     )
 
 

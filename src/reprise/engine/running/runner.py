@@ -18,9 +18,12 @@ from reprise.core.failpoints import Failpoint, reach
 from reprise.core.images import ImageFile
 from reprise.core.job import Job
 from reprise.core.kinds import Footprint, Full, KvKind
+from reprise.core.pass_price import price_of_tower
 from reprise.core.tokens import Span, Tokens
+from reprise.engine import memory as device_memory
 from reprise.engine.models.headed import GuessingModel, GuessRequest, blueprint_with_head
 from reprise.engine.models.load import LoadedModel
+from reprise.engine.models.vision import blank_image
 from reprise.engine.running.batching import TOKEN_BY_TOKEN
 from reprise.engine.running.image_features import FeatureCache, inputs_of
 from reprise.engine.running.live_sequence import LiveSequence, SharedSegment
@@ -36,6 +39,9 @@ from reprise.memory import Memory
 
 SHARES_FROM = 4096
 """Shorter sequences are copied: that is quick, and their spare capacity would outweigh what sharing saves."""
+
+_TRIED_SIDES = (256, 384)
+"""Pixels, of the images with which the tower's memory is measured: large enough that its attention shows."""
 
 _SPARE = 512
 """Spare entries, besides a sixteenth of the length, with which a sequence is still worth keeping idle."""
@@ -251,10 +257,26 @@ class Runner:
         model, vision = self.loaded.model, self.loaded.vision
         assert isinstance(model, SeeingModel) and vision is not None, "a model that does not see gets no image"
         prepared = vision.reader.prepare(image)
-        self.features.make_room(len(prepared.places))
-        features = model.encode(prepared)
+        num = len(prepared.places)
+        self.features.make_room(num)
+        with self.features.running_tower(num):
+            features = model.encode(prepared)
         self.features.keep(image, features, holder=holder)
         return features
+
+    def try_tower(self) -> None:
+        """Measure what the tower takes at its peak, with blank images of two sizes, before any request comes."""
+        model, vision = self.loaded.model, self.loaded.vision
+        assert isinstance(model, SeeingModel) and vision is not None, "a model that does not see has no tower"
+        runs: dict[int, int] = {}
+        for side in _TRIED_SIDES:
+            prepared = vision.reader.prepare(blank_image(side, side))
+            before = device_memory.watch_peak()
+            model.encode(prepared)
+            runs[len(prepared.places)] = device_memory.read_peak(before).least
+        self.features.tower = price_of_tower(runs)
+        if len(runs) > 1:
+            self.features.pixels_per_row = max(_TRIED_SIDES) ** 2 // max(runs)
 
     def prefill(self, lives: Sequence[LiveSequence], chunks: Sequence[Tokens]) -> tuple[()]:
         """Feed each sequence its chunk, all of the same length; returns, without tokens, when it is computed."""
