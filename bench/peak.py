@@ -1,6 +1,6 @@
-"""What a pass takes at its peak beside the layer states: what is reserved for it against what MLX reports.
+"""What a pass takes at its peak beside what it leaves: what is reserved for it against what MLX reports.
 
-    python -m bench.peak [--kinds "full attention" experts] [--chunks 128 512] [--depth 4096]
+    python -m bench.peak [--kinds "full attention" towers guesses] [--chunks 128 512] [--depth 4096]
 
 A model of each layer kind with random weights, wider than those of the tests. A prompt is prefilled in chunks of each
 length. Per chunk: the price by the model's dimensions alone (a model's outline, `doctor`); the price once one pass of
@@ -9,26 +9,45 @@ and what it took. Of each prompt the chunk is shown that was underpriced most. B
 decode a token each, sampled, and eight each, as drafts are verified. Gates (exit status 1): no pass is priced below
 `LEAST` of what it takes, by the dimensions or by what was learnt; and a prompt that was seen once is priced at what it
 takes, less a tenth and `VARIES`, and at no more than `MOST` times that.
+
+`towers`: of two families that see, one whose images are as large as they are and one that scales all to one size; the
+price as measured at load, by two images, and when an image comes. `guesses`: of a head, with and without entries that
+it has still to write, and of a companion, one token and eight. Their gates are the same, but for a guess's `MOST`.
 """
 
 import argparse
+import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 from mlx import nn
 
+from bench.heads import random_model
 from bench.restore import Gates
-from reprise.core.job import Sampling
+from reprise.cache.prefix_cache import PrefixCache
+from reprise.core.clock import monotonic
+from reprise.core.job import Job, Sampling
 from reprise.core.pass_price import PassPrice
+from reprise.core.prompt import Prompt
 from reprise.core.sizes import nbytes_text
+from reprise.core.tokens import as_tokens
 from reprise.engine import memory as device_memory
+from reprise.engine.models.companion import with_companion
+from reprise.engine.models.load import load_model
+from reprise.engine.models.vision import blank_image
 from reprise.engine.running.pass_dimensions import price_by_dimensions
-from reprise.engine.running.runner import footprint_of
+from reprise.engine.running.runner import Runner, footprint_of
 from reprise.engine.running.sampler import sample
 from reprise.engine.states.blueprint import blueprint_of
+from reprise.engine.states.seeing import SeeingModel
 from reprise.engine.states.sequence_batch import SequenceBatch
+from reprise.loop.executor import Executor
+from reprise.loop.sequences import SequencePool
+from reprise.memory import Memory
 from tests.zoo.build import build_config
 from tests.zoo.catalogue import ZOO
 
@@ -177,9 +196,94 @@ def examine_decoding(name: str, kind: PricedKind, depth: int, gates: Gates) -> N
         print(f"  {name:22} {rows.num_rows} x {num}  {depth:5}  {numbers}{gates.check(is_enough)}", flush=True)
 
 
+_WIDE_TOWER = {"hidden_size": 256, "intermediate_size": 1024, "num_heads": 4, "num_attention_heads": 4, "head_dim": 64}
+_WIDE_TOWER |= {"num_key_value_heads": 4, "global_head_dim": 64}
+SIDES = (96, 256, 512, 768)
+"""Pixels of the images that a tower encodes, one after the other."""
+
+
+def examine_tower(family: str, gates: Gates) -> None:
+    from tests.vision.families import FAMILIES  # noqa: PLC0415 (an extra)
+    from tests.vision.tiny import write_seeing_model  # noqa: PLC0415
+
+    tiny = FAMILIES[family]
+
+    def config(of: Any) -> dict[str, Any]:
+        known = tiny.config(of)
+        tower = known["vision_config"]
+        return {**known, "vision_config": tower | {key: value for key, value in _WIDE_TOWER.items() if key in tower}}
+
+    with tempfile.TemporaryDirectory(prefix="reprise-bench-") as folder:
+        write_seeing_model(Path(folder) / family, replace(tiny, config=config))
+        loaded = load_model(str(Path(folder) / family))
+    runner = Runner(loaded, can_batch=False)
+    runner.try_tower()
+    model, vision, at_load = loaded.model, loaded.vision, runner.features.tower
+    assert isinstance(model, SeeingModel) and vision is not None
+    price = at_load
+    for side in SIDES:
+        prepared = vision.reader.prepare(blank_image(side, side))
+        num = len(prepared.places)
+        prices = at_load.of(num, 0), price.of(num, 0)
+        mx.synchronize()
+        before = device_memory.watch_peak()
+        model.encode(prepared)
+        reading = device_memory.read_peak(before)
+        price = price.after_pass(num, 0, reading)
+        again = price.of(num, 0) / reading.least
+        numbers = "  ".join(f"{nbytes_text(n):>10}" for n in (*prices, reading.least))
+        is_right = min(prices) >= LEAST * reading.least and 1 <= again <= MOST
+        print(
+            f"  tower of {family:13} {num:5} {'':6}  {'':10}  {numbers}  {again:6.2f}{gates.check(is_right)}",
+            flush=True,
+        )
+
+
+def examine_guesses(gates: Gates) -> None:
+    with tempfile.TemporaryDirectory(prefix="reprise-bench-") as folder:
+        directory = str(random_model(Path(folder) / "model", 256))
+        headed = load_model(directory, mtp="auto")
+        alone = load_model(directory)
+        accompanied = with_companion(alone, load_model(directory))
+    for name, loaded in {"head": headed, "companion": accompanied}.items():
+        runner, memory = Runner(loaded, can_batch=True), Memory()
+        cache = PrefixCache(loaded.blueprint.layout, memory=memory)
+        executor = Executor(SequencePool(runner, cache, memory, chunk=512), context=None, clock=monotonic)
+        executor.try_a_pass(MEASURED)
+        prompt = Prompt(tokens=as_tokens(np.arange(1025) % loaded.vocab_size))
+        live = runner.begin()
+        for start in (0, 512):
+            runner.prefill([live], [prompt.tokens[start : start + 512]])
+        runner.begin_decode(live, Job(id="job", prompt=prompt, max_tokens=1000, sampling=Sampling(temperature=1.0)))
+        for num_decoded in (1, 200):
+            for num in (8, 1):
+                for _ in range(num_decoded):
+                    runner.decode([live], may_run_ahead=False)
+                price = executor.price_to_guess(live, num)
+                mx.synchronize()
+                before = device_memory.watch_peak()
+                runner.guess(live, num)
+                taken = device_memory.read_peak(before).least
+                is_enough = price + VARIES >= LEAST * taken
+                numbers = f"{nbytes_text(price):>10}  {nbytes_text(taken):>10}"
+                where = f"{num:5} {live.position:6}  {'':10}  {'':10}"
+                print(
+                    f"  guesses of {name:11} {where}  {numbers}  {price / taken:6.2f}{gates.check(is_enough)}",
+                    flush=True,
+                )
+
+
+def examine_towers(gates: Gates) -> None:
+    for family in ("qwen3_vl", "gemma4"):
+        examine_tower(family, gates)
+
+
+BESIDE = {"towers": examine_towers, "guesses": examine_guesses}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kinds", nargs="+", choices=list(KINDS), default=list(KINDS))
+    parser.add_argument("--kinds", nargs="+", choices=[*KINDS, *BESIDE], default=[*KINDS, *BESIDE])
     parser.add_argument("--chunks", nargs="+", type=int, default=[128, 512])
     parser.add_argument("--depth", type=int, default=4096)
     options = parser.parse_args()
@@ -187,6 +291,9 @@ def main() -> None:
     heads = ("dimensions", "at load", "learnt", "taken")
     print(f"  {'':22} chunk     at  {'  '.join(f'{head:>10}' for head in heads)}  again, of what it took")
     for name in options.kinds:
+        if name in BESIDE:
+            BESIDE[name](gates)
+            continue
         examine(name, KINDS[name], options.chunks, options.depth, gates)
         examine_decoding(name, KINDS[name], options.depth, gates)
     if gates.num_broken > 0:

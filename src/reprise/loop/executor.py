@@ -151,10 +151,11 @@ class Executor:
 
     def price_to_guess(self, live: LiveSequence, num: int) -> int:
         """What `num` guesses of a head or companion take: at most a token of a pass each, with logits, as what is fed
-        before them; and the entries of a head that are written first."""
+        before them; and the entries of a head that are written first, for which nothing attends to others."""
         fed, hidden = 1 + len(live.unfed) + num, live.rows.hidden
-        waiting = 0 if hidden is None else len(hidden.waiting)
-        return self._price.of(waiting + fed, live.position, num_outputs=fed, num_decoding=1)
+        guesses = self._price.of(fed, live.position, num_outputs=fed, num_decoding=1)
+        num_waiting = 0 if hidden is None else len(hidden.waiting)
+        return guesses if num_waiting == 0 else guesses + self._price.of(num_waiting, 0)
 
     # Measurements.
 
