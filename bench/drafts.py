@@ -1,6 +1,6 @@
 """Decode speed with drafts against the same without, on what agents and chats write: ratios of one run.
 
-    python -m bench.drafts [--model qwen3_5] [--hidden 512] [--rounds 3]
+    python -m bench.drafts [--model qwen3_5] [--hidden 512] [--rounds 3] [--together 2]
 
 The model's weights are random, so a grammar that allows one text alone makes it write what an agent would: a file of
 200 lines with some edits, tool calls like those before, an answer once more, and chat that repeats nothing. Every token
@@ -8,6 +8,9 @@ is computed and verified as always. Both sides run in one process and take turns
 
 Beside each ratio: the same by processor time, which other programs disturb less; and what drafts could bring at best
 with the pass costs measured here, if all text that was written before were drafted in passes of the best sizes.
+
+With `--together`, so many requests of a kind are answered at once, each of a chat of its own. Their drafts are verified
+in one pass, with the sizes and costs that a trial found.
 
     python -m bench.drafts --replay [tau_bench_gpt4o_airline.json] [--dialogues 40] [--recurrent]
 
@@ -31,6 +34,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bench.draft_replay import ReplayTurn, WrittenRuns, least_cost, show, workloads
+from bench.heads import wait_until_idle
 from bench.rivals import MODELS
 from reprise.core.events import Event, Finished, Sampled
 from reprise.core.job import Job, Sampling
@@ -73,8 +77,8 @@ class DraftSide:
         self.loop = EngineClient(Settings(model=str(path), **options))
         self.vocab_size = self.loop.start().vocab_size
 
-    def run(self, turn: ReplayTurn) -> tuple[float, float, Finished]:
-        """Tokens behind the first one per second and per second of the processor, and the end."""
+    def run(self, *turns: ReplayTurn) -> tuple[float, float, list[Finished]]:
+        """Tokens behind the first one per second and per second of the processor, of all turns at once; their ends."""
         ended = threading.Event()
         times: list[float] = []
         worked: list[float] = []
@@ -86,20 +90,22 @@ class DraftSide:
                 worked.append(time.process_time())
             if isinstance(event, Finished):
                 ends.append(event)
-                ended.set()
+                if len(ends) == len(turns):
+                    ended.set()
 
-        job = Job(
-            id=f"job-{next(_ids)}",
-            prompt=Prompt(tokens=as_tokens(turn.prompt)),
-            max_tokens=len(turn.answer),
-            sampling=Sampling(temperature=0),
-            constraint=lambda: Script(turn.answer, self.vocab_size),
-        )
-        self.loop.submit(job, hear)
+        for turn in turns:
+            job = Job(
+                id=f"job-{next(_ids)}",
+                prompt=Prompt(tokens=as_tokens(turn.prompt)),
+                max_tokens=len(turn.answer),
+                sampling=Sampling(temperature=0),
+                constraint=lambda turn=turn: Script(turn.answer, self.vocab_size),
+            )
+            self.loop.submit(job, hear)
         ended.wait()
-        assert ends[0].error is None, ends[0].error
+        assert all(end.error is None for end in ends), ends
         num = len(times) - 1
-        return num / (times[-1] - times[0]), num / (worked[-1] - worked[0]), ends[0]
+        return num / (times[-1] - times[0]), num / (worked[-1] - worked[0]), ends
 
     def costs(self) -> PassCosts:
         """The measured costs of passes."""
@@ -121,13 +127,16 @@ def at_best(turns: Sequence[ReplayTurn], costs: Sequence[float]) -> float:
 
 
 @contextmanager
-def sides(name: str, hidden: int) -> Generator[tuple[DraftSide, DraftSide]]:
+def sides(name: str, hidden: int, *, is_tried: bool) -> Generator[tuple[DraftSide, DraftSide]]:
+    """With drafts and without. `is_tried`: with the passes that a trial found, not with any."""
     with tempfile.TemporaryDirectory(prefix="reprise-bench-") as folder:
         config = dict(MODELS[name])
         sizes = {"hidden_size": hidden, "intermediate_size": 4 * hidden, "num_hidden_layers": 4}
         config |= {"text_config": {**config["text_config"], **sizes}} if "text_config" in config else sizes
         build_model(Path(folder), config)
-        pair = DraftSide(Path(folder), drafts="always"), DraftSide(Path(folder), drafts="off")
+        # A busy machine does not put the trial off.
+        mode = {"drafts": "auto", "background": "never"} if is_tried else {"drafts": "always"}
+        pair = DraftSide(Path(folder), **mode), DraftSide(Path(folder), drafts="off")
         try:
             yield pair
         finally:
@@ -140,6 +149,7 @@ def main() -> None:
     parser.add_argument("--model", choices=sorted(MODELS), default="qwen3_5")
     parser.add_argument("--hidden", type=int, default=512, help="hidden size: the larger, the more a pass costs")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--together", type=int, default=1, help="requests that are answered at once")
     parser.add_argument("--replay", type=Path, nargs="?", const=Path(), help="count; with a file of recorded sessions")
     parser.add_argument("--dialogues", type=int, default=40, help="how many of them are replayed, from the first on")
     parser.add_argument("--recurrent", action="store_true", help="replay a model whose layers cannot drop tokens")
@@ -148,7 +158,9 @@ def main() -> None:
         file = None if options.replay == Path() else options.replay
         show(file, num_dialogues=options.dialogues, rewinds=not options.recurrent)
         return
-    with sides(options.model, options.hidden) as (drafting, plain):
+    with sides(options.model, options.hidden, is_tried=options.together > 1) as (drafting, plain):
+        if options.together > 1:
+            wait_until_idle()
         for side in (drafting, plain):
             for turns in workloads(10**6).values():
                 for turn in turns:
@@ -159,20 +171,23 @@ def main() -> None:
             bests: list[float] = []
             counts = ""
             for seed in range(options.rounds):
-                *before, last = turns = workloads(seed)[name]
+                chats = [workloads(seed + 1000 * row)[name] for row in range(options.together)]
                 speeds: dict[bool, float] = {}
                 works: dict[bool, float] = {}
                 for side in (drafting, plain) if seed % 2 == 0 else (plain, drafting):
-                    for turn in before:
+                    for turn in (turn for turns in chats for turn in turns[:-1]):
                         side.run(turn)
                     is_drafting = side is drafting
-                    speeds[is_drafting], works[is_drafting], end = side.run(last)
+                    speeds[is_drafting], works[is_drafting], ends = side.run(*(turns[-1] for turns in chats))
                     if is_drafting:
-                        counts = f"{end.outcome.num_accepted:,} of {end.outcome.num_drafted:,} drafted tokens accepted"
+                        accepted, drafted = (
+                            sum(getattr(end.outcome, what) for end in ends) for what in ("num_accepted", "num_drafted")
+                        )
+                        counts = f"{accepted:,} of {drafted:,} drafted tokens accepted"
                 ratios.append(speeds[True] / speeds[False])
                 worked.append(works[True] / works[False])
                 costs = drafting.costs()
-                bests.append(at_best(turns, [costs.relative(size) for size in range(1, costs.largest + 1)]))
+                bests.append(at_best(chats[0], [costs.relative(size) for size in range(1, costs.largest + 1)]))
                 plain.loop.clear().result()
                 drafting.loop.clear().result()
             low = "" if median(ratios) >= least else f"  <- below {least}"

@@ -196,8 +196,10 @@ def examine_decoding(name: str, kind: PricedKind, depth: int, gates: Gates) -> N
         print(f"  {name:22} {rows.num_rows} x {num}  {depth:5}  {numbers}{gates.check(is_enough)}", flush=True)
 
 
-_WIDE_TOWER = {"hidden_size": 256, "intermediate_size": 1024, "num_heads": 4, "num_attention_heads": 4, "head_dim": 64}
-_WIDE_TOWER |= {"num_key_value_heads": 4, "global_head_dim": 64}
+_WIDE_TOWER = {
+    **{"hidden_size": 256, "intermediate_size": 1024, "num_heads": 4, "num_attention_heads": 4},
+    **{"num_key_value_heads": 4, "head_dim": 64, "global_head_dim": 64},
+}
 SIDES = (96, 256, 512, 768)
 """Pixels of the images that a tower encodes, one after the other."""
 
