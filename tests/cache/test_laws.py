@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from reprise.cache.policy import EvictionCandidate
 from reprise.core.kinds import Full, Layout, Window
 from reprise.core.prompt import BoundaryKind
-from reprise.core.tokens import as_tokens
+from reprise.core.tokens import Span, as_tokens
 from reprise.replay.policies import Lru
 from tests.cache.hash_model import ALIVE, ENTRY_NBYTES, SNAPSHOT_NBYTES, HashSource
 from tests.cache.strategies import BUDGETS, EXAMPLES, NAMESPACES, layouts, runs, spans
@@ -71,6 +71,15 @@ def test_images_are_reused_whole_or_not_at_all(layout, stored, asked, num_lost, 
         images = drawn.draw(spans(len(tokens)))
         for limit in range(len(tokens) + 1):
             trial.judge_read(tokens, namespace=namespace, limit=limit, spans=images)
+
+
+@pytest.mark.parametrize("layout", EXAMPLES, ids=by_name)
+def test_a_checkpoint_inside_an_image_does_not_make_its_start_resumable(layout: Layout) -> None:
+    trial = CacheTrial(layout)
+    for length in (5, 10, len(BASE)):
+        trial.commit(BASE[:length])
+    for start in range(10):
+        trial.judge_read(BASE, limit=20, spans=[Span(start, 12)])
 
 
 @settings(max_examples=examples(80), deadline=None)

@@ -29,7 +29,7 @@ IMAGE_MUTANTS = (
         "an image whose start is not resumable is resumed at",
         "if found == position:\n    return position",
         "return outside(found, spans)",
-        _LAWS,
+        ("tests/cache/test_laws.py", "-k", "checkpoint_inside_an_image"),
     ),
     _mutant(
         "make_plan",
