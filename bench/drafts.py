@@ -34,7 +34,6 @@ import numpy as np
 import numpy.typing as npt
 
 from bench.draft_replay import ReplayTurn, WrittenRuns, least_cost, show, workloads
-from bench.heads import wait_until_idle
 from bench.rivals import MODELS
 from reprise.core.events import Event, Finished, Sampled
 from reprise.core.job import Job, Sampling
@@ -107,6 +106,18 @@ class DraftSide:
         num = len(times) - 1
         return num / (times[-1] - times[0]), num / (worked[-1] - worked[0]), ends
 
+    def wait_until_tried(self) -> None:
+        """Wait for the trial that says which passes may verify drafts, and print what it found."""
+        found: list[str | None] = []
+
+        def read(worker: Worker) -> None:
+            found[:] = [worker.drafting] if worker.is_tried else []
+
+        while not found:
+            time.sleep(1)
+            self.loop._ask(read).result()  # pyright: ignore[reportPrivateUsage]
+        print("drafts:", found[0], flush=True)
+
     def costs(self) -> PassCosts:
         """The measured costs of passes."""
         costs: list[PassCosts] = []
@@ -160,7 +171,7 @@ def main() -> None:
         return
     with sides(options.model, options.hidden, is_tried=options.together > 1) as (drafting, plain):
         if options.together > 1:
-            wait_until_idle()
+            drafting.wait_until_tried()
         for side in (drafting, plain):
             for turns in workloads(10**6).values():
                 for turn in turns:
