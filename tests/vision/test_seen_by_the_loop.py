@@ -23,7 +23,8 @@ from reprise.core.pin import pin_id
 from reprise.core.prompt import Boundary, BoundaryKind, Prompt
 from reprise.core.sizes import Bytes
 from reprise.core.tokens import Span, as_tokens, join_tokens
-from reprise.engine.models.load import load_model
+from reprise.engine.models.load import LoadedModel, load_model
+from reprise.engine.running.runner import Runner, TokenFailure
 from reprise.engine.states.seeing import ImageFeatures, PreparedImage
 from reprise.loop.scheduler_state import scheduler_state
 from reprise.loop.worker import Worker
@@ -419,6 +420,48 @@ def test_drafts_behind_images_change_no_answer(family: str) -> None:
     assert right.tokens == expected
     plain.close()
     drafting.close()
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, *(pytest.param(name, marks=pytest.mark.matrix) for name in FURTHER)])
+def test_drafts_of_several_chats_that_are_right_to_different_lengths_change_no_answer(family: str) -> None:
+    loaded, num = seeing(family), 24
+    if not loaded.blueprint.joins or not loaded.blueprint.can_undo:
+        pytest.skip("it decodes one sequence at a time")
+    prompts = [prompt_of(loaded, ["Look: ", ONE, "What is on it?"]), prompt_of(loaded, "Say it again.")]
+    alone = [decoded_beside(loaded, [prompt], num, []) for prompt in prompts]
+    truth = [answer for (answer,) in alone]
+    # Rows end further and further apart, and the one that is behind is another each time.
+    for right in ([(7, 0)] * 3, [(0, 7), (7, 2), (0, 0)]):
+        drafts = [[(row, num_right) for row, num_right in enumerate(each)] for each in right]
+        assert decoded_beside(loaded, prompts, num, drafts, truth) == truth
+
+
+def decoded_beside(
+    loaded: LoadedModel,
+    prompts: list[Prompt],
+    num: int,
+    drafts: list[list[tuple[int, int]]],
+    truth: list[list[int]] | None = None,
+) -> list[list[int]]:
+    """Answers to these prompts in one batch. `drafts`: of each pass, by row, how many tokens are right of eight."""
+    runner = Runner(loaded, can_batch=True)
+    lives = [runner.begin() for _ in prompts]
+    for live, prompt in zip(lives, prompts, strict=True):
+        live.see(prompt.images)
+        runner.prefill([live], [prompt.tokens[:-1]])
+        runner.begin_decode(live, a_seeing_job(prompt, num=num))
+    said: list[list[int]] = [[] for _ in lives]
+    while min(map(len, said)) < num:
+        if drafts and truth is not None:
+            rows = drafts.pop(0)
+            made = [truth[row][len(said[row]) :][:num_right] + [3] * (8 - num_right) for row, num_right in rows]
+            results = runner.verify(lives, made)
+        else:
+            results = runner.decode(lives)
+        for result in results:
+            assert not isinstance(result, TokenFailure), result
+            said[lives.index(result.live)] += [each.token for each in result.sampled]
+    return [answer[:num] for answer in said]
 
 
 @pytest.mark.parametrize("family", MAIN)

@@ -206,6 +206,13 @@ VISION_MUTANTS = (
         _WARM,
     ),
     _mutant(
+        "KvLayer.offset",
+        "masks are cut to the longest row where it is behind others",
+        "max(self.behind, default=0) if self.is_told else 0",
+        "0",
+        (*_LOOP, "right_to_different_lengths and qwen3_5"),
+    ),
+    _mutant(
         "_facts",
         "another processor finds what the first has stored",
         "[vision.sight.source, vision.sight.files]",

@@ -75,8 +75,8 @@ class ComputedDrafts(Protocol):
         ...
 
     @property
-    def step_s(self) -> float | None:
-        """Seconds that a drafted token takes; None: it cannot draft now."""
+    def step_s(self) -> float:
+        """Seconds that a drafted token takes."""
         ...
 
     @property
@@ -424,11 +424,11 @@ class RequestDrafts:
         return True
 
     def _compute(self, computed: ComputedDrafts, num_fed: int, most: int, *, is_chosen: bool) -> Draft | None:
-        drafts, step_s = self.shared, computed.step_s
-        if step_s is None or drafts.accounts[computed.source].is_overdrawn or not computed.is_ready:
+        drafts = self.shared
+        if drafts.accounts[computed.source].is_overdrawn or not computed.is_ready:
             return None
         line = DraftedLine(num_fed, most, drafts.rates.of(computed.source, computed.match))
-        num = self._best_num(line, step=step_s / drafts.costs.one_s)
+        num = self._best_num(line, step=computed.step_s / drafts.costs.one_s)
         if num == 0:
             # Nothing is learnt of a draft that is not computed, so one is tried again in time.
             drafts.rates.fade(computed.source, computed.match)

@@ -13,6 +13,7 @@ from reprise.drafts.drafter import Draft, Drafts
 from reprise.quiet import why_quiet
 
 if TYPE_CHECKING:
+    from reprise.engine.models.heads import HeadFacts
     from reprise.engine.running.live_sequence import LiveSequence
     from reprise.loop.requests import RunningRequest
     from reprise.loop.sequences import SequencePool
@@ -26,21 +27,19 @@ class DraftingHead:
         sequences: SequencePool,
         drafts: Drafts,
         *,
-        nbytes: int,
-        is_model: bool,
+        facts: HeadFacts,
         price: Callable[[LiveSequence, int], int],
         background: str,
         clock: Clock,
     ) -> None:
-        """`nbytes`: of its weights. `is_model`: it is a companion, a separate model. `price`: what so many guesses for
-        a sequence take at their peak. `background`: see `Settings`."""
+        """`price`: what so many guesses for a sequence take at their peak. `background`: see `Settings`."""
         self.sequences = sequences
         self.drafts = drafts
         self.price = price
         self.background = background
         self.clock = clock
-        self.costs = DraftCosts(relative=nbytes / max(1, sequences.runner.loaded.nbytes))
-        self.source = DraftSource.DRAFT_MODEL if is_model else DraftSource.HEAD
+        self.costs = DraftCosts(relative=facts.nbytes / max(1, sequences.runner.loaded.nbytes))
+        self.source = DraftSource.DRAFT_MODEL if facts.is_model else DraftSource.HEAD
 
     @staticmethod
     def of(
@@ -55,15 +54,7 @@ class DraftingHead:
         head = sequences.runner.loaded.head
         if head is None or not head.is_there:
             return None
-        return DraftingHead(
-            sequences,
-            drafts,
-            nbytes=head.nbytes,
-            is_model=head.is_model,
-            price=price,
-            background=background,
-            clock=clock,
-        )
+        return DraftingHead(sequences, drafts, facts=head, price=price, background=background, clock=clock)
 
     def follow(self, request: RunningRequest) -> HeadDrafts:
         """Its drafts for the answer to this request."""
@@ -88,7 +79,7 @@ class HeadDrafts:
         return 0 if live is None or live.ready.is_greedy else 1
 
     @property
-    def step_s(self) -> float | None:
+    def step_s(self) -> float:
         return self._head.costs.step_s(self._head.drafts.costs)
 
     @property

@@ -7,7 +7,6 @@ guesses is verified: only fewer guesses are right.
 
 from __future__ import annotations
 
-import logging
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -25,8 +24,6 @@ from reprise.engine.models.assistant import AssistantHead, layers_to_read
 from reprise.engine.models.headed import Head, HeadedModel, HeadedSeeingModel, MtpHead
 from reprise.engine.models.model_files import HEADS_BESIDE, WEIGHTS, read_config
 from reprise.engine.states.seeing import SeeingModel
-
-log = logging.getLogger(__name__)
 
 _NORM = re.compile(r"norm[^.]*\.weight$")
 _EXPERT = re.compile(r"(.+)\.experts\.(\d+)\.(\w+_proj\.\w+)")

@@ -129,7 +129,11 @@ class Blueprint:
         # Copied together, since caches of unknown classes may share objects.
         prototypes = [spec.prototype for spec in self.leaves if isinstance(spec, OpaqueSpec)]
         copies = iter(look_into(prototypes).thaw())
-        return [_build(spec, copies) for spec in self.specs]
+        caches = [_build(spec, copies) for spec in self.specs]
+        for state in leaf_states(caches):
+            if isinstance(state, KvLayer):
+                state.is_told = self.positions is not Positions.OWN
+        return caches
 
 
 def _joins(kind: KvKind) -> bool:

@@ -69,6 +69,8 @@ class KvLayer:
         """The position that each row is expected to reach: buffers are allocated for it at once."""
         self.blocks: Sequence[Sequence[Span]] = ()
         """During a pass, of each row: the positions whose tokens see each other both ways, all within the pass."""
+        self.is_told = False
+        """Whether the model is told where tokens stand, and reads of `offset` only how long a mask may be."""
         self._offsets: tuple[list[int], mx.array] | None = None
 
     # The interface that mlx-lm's models use.
@@ -76,11 +78,13 @@ class KvLayer:
     @property
     def offset(self) -> int | mx.array:
         """The position of the next token: an int if all rows agree, otherwise an array of shape ``(rows,)``."""
+        # Models that are told positions cut masks to the longest row, which may be behind others.
+        behind = max(self.behind, default=0) if self.is_told else 0
         if self.is_even:
-            return self.lengths[0]
+            return self.lengths[0] + behind
         # Used several times per pass.
         if self._offsets is None or self._offsets[0] is not self.lengths:
-            self._offsets = (self.lengths, mx.array(self.lengths))
+            self._offsets = (self.lengths, mx.array(self.lengths) + behind)
         return self._offsets[1]
 
     @property
