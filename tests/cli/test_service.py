@@ -163,7 +163,13 @@ def test_what_cannot_be_installed_is_a_sentence(manager: ServiceManager, told: N
     failed = service("install", model)
     assert (failed.exit_code, failed.stderr.count("\n")) == (2, 1)
     assert "failed: Failed to connect to bus: no medium" in failed.stderr
+    # It leaves nothing that would be started at the next login, or that keeps the next try from replacing it.
+    assert manager.installed() == ()
+    told.failure = None
+    assert service("install", model).exit_code == 0
+    assert service("uninstall").exit_code == 0
     printed = service("install", model, "--print")
+    assert manager.installed() == ()
     assert printed.exit_code == 0 and "# " in printed.output and "serve" in printed.output
 
 

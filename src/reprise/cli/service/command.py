@@ -5,6 +5,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -15,7 +16,7 @@ from reprise.cli.configuration import FILE_VARIABLE, Configuration, with_options
 from reprise.cli.log_file import kept_file
 from reprise.cli.mlx_lm_flags import ServeCommand
 from reprise.cli.refuse import refusals, refuse
-from reprise.cli.service.managers import ServiceManager, this_manager
+from reprise.cli.service.managers import ServiceFailed, ServiceManager, this_manager
 from reprise.cli.service.units import Service
 from reprise.cli.settings_files import replace_file
 from reprise.core.settings import OPTIONS, Settings
@@ -78,7 +79,16 @@ def install(
             # Readable by the owner alone: an API key may be among the options.
             replace_file(path, content, mode=0o600)
             typer.echo(f"Wrote {path}.")
-        manager.start(service)
+        try:
+            manager.start(service)
+        except ServiceFailed:
+            # A service that did not start is not installed.
+            with suppress(ServiceFailed):
+                manager.stop()
+            for path in manager.installed():
+                path.unlink()
+                typer.echo(f"Removed {path}.")
+            raise
     how = "waits for its first request" if on_demand else "runs"
     typer.echo(f"The service {how} at http://{settings.host}:{settings.port}. Its log: {service.log}")
     if (advice := manager.advice()) is not None:
