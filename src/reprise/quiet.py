@@ -83,7 +83,12 @@ class QuietMachine:
             log.info("the machine is no longer %s: background work goes on", before)
 
     def followed(self, mode: str, *, every_s: float = _EVERY_S) -> AbstractContextManager[None]:
-        """Look now and every few seconds until the block ends, if this mode of `--background` asks the machine."""
+        """Look now and every few seconds until the block ends, if this mode of `--background` asks the machine.
+
+        If it is `never`, that is logged.
+        """
+        if mode == NEVER:
+            log.info("%s", why_quiet(mode))
         if mode != AUTO:
             return nullcontext()
         self.look()

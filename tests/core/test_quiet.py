@@ -91,7 +91,10 @@ def test_each_change_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     ]
 
 
-def test_the_mode_says_whether_the_machine_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_mode_says_whether_the_machine_is_asked(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="reprise.quiet")
     assert why_quiet("auto") is why_quiet("always") is None
     assert why_quiet("never") == "Nothing is done in the background: --background is never."
     monkeypatch.setattr(MACHINE, "reason", "hot")
@@ -100,6 +103,7 @@ def test_the_mode_says_whether_the_machine_is_asked(monkeypatch: pytest.MonkeyPa
     unread = read_in_turn([])
     with unread.followed("always"), unread.followed("never"):
         assert unread.reason is None
+    assert [record.getMessage() for record in caplog.records] == [why_quiet("never")]
     with read_in_turn([PowerReading(is_hot=True)]).followed("auto", every_s=60) as _:
         pass
     assert reprise.quiet.MACHINE is MACHINE

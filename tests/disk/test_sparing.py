@@ -1,6 +1,8 @@
 """What is written in a day, on battery, and where nobody has said where: the SSD is spared."""
 
+import logging
 import shutil
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -68,13 +70,36 @@ def test_a_restart_does_not_forget_what_was_written_today(tmp_path: Path) -> Non
 def test_nothing_is_written_while_the_machine_is_left_alone(tmp_path: Path) -> None:
     machine, clock = Machine(quiet="The machine is on battery."), DirectoryClock()
     with opened(tmp_path, clock=clock, writes=machine.writes(tmp_path, None)) as cache:
-        assert cache.put(records_for(cache, CHAT)[0]) and cache.flush(PATIENCE_S)
+        assert not cache.put(records_for(cache, CHAT)[0]) and cache.is_paused()
         told = cache.stats()
         assert told.spared is not None and "battery" in told.spared and told.written_nbytes == 0
-        clock.now_s += 60
+        # The reason is that of this moment, and writing goes on at once.
+        machine.quiet = "The machine is hot."
+        assert cache.stats().spared == machine.quiet
         machine.quiet = None
+        assert cache.stats().spared is None and not cache.is_paused()
         put_path(cache, CHAT)
-        assert cache.stats().spared is None and position(find(cache, CHAT)) == 10
+        assert position(find(cache, CHAT)) == 10
+
+
+def test_what_waits_to_be_written_is_dropped_when_the_machine_is_to_be_left_alone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="reprise.disk")
+    asked: list[str] = []
+
+    def why_quiet() -> str | None:
+        # Of the writer's thread alone: the record has been queued.
+        is_writer = threading.current_thread().name == "reprise-disk-writer"
+        asked.extend(["writer"] if is_writer else [])
+        return "The machine is on battery." if is_writer else None
+
+    with opened(tmp_path, writes=SparedWrites(tmp_path, None, why_quiet=why_quiet)) as cache:
+        assert cache.put(records_for(cache, CHAT)[0]) and cache.flush(PATIENCE_S)
+        told = cache.stats()
+        assert asked and (told.written_nbytes, told.queued_nbytes, told.num_errors) == (0, 0, 0)
+        assert not cache.is_paused()
+    assert not caplog.records, "the machine's reason is logged once, where it is seen"
 
 
 def test_all_models_of_a_directory_count_together(tmp_path: Path) -> None:

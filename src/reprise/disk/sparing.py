@@ -44,7 +44,7 @@ class SparedWrites:
         """`why_quiet`: why nothing is done in the background, in a sentence; None: it is."""
         self._file = directory / COUNT
         self.daily_nbytes = daily_nbytes
-        self._day_now, self._why_quiet = day, why_quiet
+        self._day_now, self.why_quiet = day, why_quiet
         self._lock = Lock()
         self._day: str
         self._nbytes: int
@@ -57,9 +57,7 @@ class SparedWrites:
             return self._nbytes if self._day == self._day_now() else 0
 
     def why_not(self, nbytes: int) -> str | None:
-        """Why a record of `nbytes` is not to be written now, in a sentence; None: it may be."""
-        if (reason := self._why_quiet()) is not None:
-            return reason
+        """Why a record of `nbytes` is too much for this day, in a sentence; None: it may be written."""
         if self.daily_nbytes is not None and self.today_nbytes + nbytes > self.daily_nbytes:
             most = nbytes_text(self.daily_nbytes)
             return f"{most} were written to the disk cache today, as many as --disk-daily-writes allows."

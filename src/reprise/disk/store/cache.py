@@ -205,13 +205,13 @@ class DiskCache:
             return self._writer.has_room(nbytes) and not self._store.is_clearing
 
     def is_paused(self) -> bool:
-        """Whether writing is suspended after a failed write."""
+        """Whether writing is suspended: after a write that failed or was spared, or while the machine is left alone."""
         with self._store.changed:
             return self._writer.is_paused()
 
     def stats(self) -> OnDisk:
         """Sizes now, and counters since the cache was opened."""
-        store = self._store
+        store, writes = self._store, self._writes
         with store.changed:
             return OnDisk(
                 num_files=len(store.index.entries),
@@ -221,9 +221,9 @@ class DiskCache:
                 queued_nbytes=self._writer.queued_nbytes,
                 **asdict(store.counters),
                 trouble=store.trouble or store.write_trouble,
-                spared=store.spared,
-                today_nbytes=None if self._writes is None else self._writes.today_nbytes,
-                daily_nbytes=None if self._writes is None else self._writes.daily_nbytes,
+                spared=store.spared if writes is None else writes.why_quiet() or store.spared,
+                today_nbytes=None if writes is None else writes.today_nbytes,
+                daily_nbytes=None if writes is None else writes.daily_nbytes,
             )
 
     # Notes. These wait for a file: call them on any thread but the engine's.

@@ -73,7 +73,7 @@ class RecordStore:
         self.trouble: str | None = None
         """Why nothing is read for now, in a sentence; None: it is."""
         self.spared: str | None = None
-        """Why nothing is written for now though it could be, to spare disk or battery; None: it is."""
+        """Why nothing is written for now though it could be, to spare the disk; None: it is."""
         self.write_trouble: str | None = None
         """Why nothing is written for now; None: it is."""
         self._unread: bytes | None = None

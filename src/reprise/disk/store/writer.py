@@ -56,7 +56,9 @@ class RecordWriter:
         self._store.changed.notify_all()
 
     def is_paused(self) -> bool:
-        """Whether writing is suspended."""
+        """Whether writing is suspended: for a while, or as long as the machine is left alone."""
+        if self._writes is not None and self._writes.why_quiet() is not None:
+            return True
         # A clock that was set back also ends the pause.
         return self._paused_at is not None and 0 <= self._store.clock() - self._paused_at < PAUSE_S
 
@@ -84,8 +86,15 @@ class RecordWriter:
 
     def _is_spared(self, record: DiskRecord) -> bool:
         """Whether nothing is to be written for now: then the queue is dropped, and writing pauses."""
-        reason = None if self._writes is None else self._writes.why_not(record.nbytes)
+        writes = self._writes
+        if writes is None:
+            return False
+        is_quiet, reason = writes.why_quiet() is not None, writes.why_not(record.nbytes)
         with self._store.changed:
+            if is_quiet:
+                # It lasts as long as the machine is quiet, which is logged where that is seen.
+                self._drop(list(self.queue.values()))
+                return True
             if reason is not None:
                 if reason != self._store.spared:
                     log.info("%s", reason)
