@@ -2,6 +2,7 @@
 
 import base64
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from numpy.testing import assert_allclose
 
 from tests.api.real_server import real_server, server_of_several
+from tests.loop.driving import PATIENCE_S
 from tests.models.embedders import texts
 from tests.sdks import openai
 
@@ -175,6 +177,44 @@ def test_an_embedder_is_unloaded_and_loaded_again_as_others_are(client: httpx.Cl
     assert client.get("/v1/models/bert").json()["state"] == "ready"
     # What was computed outlived the weights.
     assert after.json()["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
+
+
+def until_unloaded(client: httpx.Client, model: str) -> None:
+    deadline_s = time.monotonic() + PATIENCE_S
+    while client.get(f"/v1/models/{model}").json()["state"] != "unloaded":
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/api/embed", {"model": "bert", "input": "a boat"}),
+        ("/api/embed", {"model": "bert:latest"}),
+        ("/api/embeddings", {"model": "bert", "prompt": "a boat"}),
+    ],
+    ids=str,
+)
+def test_an_embedder_that_is_not_to_be_kept_is_unloaded(client: httpx.Client, path: str, body: dict[str, Any]) -> None:
+    client.post(path, json={**body, "keep_alive": "5m"}).raise_for_status()
+    client.post("/api/embed", json={"model": "bert", "input": "a boat"}).raise_for_status()
+    assert client.get("/v1/models/bert").json()["state"] == "ready"
+    client.post(path, json={**body, "keep_alive": 0}).raise_for_status()
+    until_unloaded(client, "bert")
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_a_model_that_is_not_to_be_kept_answers_and_is_unloaded(client: httpx.Client, is_streamed: bool) -> None:
+    body = {"model": "llama", "messages": [{"role": "user", "content": "Hi."}], "stream": is_streamed}
+    for keep_alive in ("5m", 0):
+        answer = client.post("/api/chat", json={**body, "keep_alive": keep_alive, "options": {"num_predict": 4}})
+        assert json.loads(answer.text.splitlines()[-1])["done"] is True
+        if keep_alive == "5m":
+            assert client.get("/v1/models/llama").json()["state"] == "ready"
+    until_unloaded(client, "llama")
+    # It is not loaded again for what nobody asks.
+    time.sleep(0.5)
+    assert client.get("/v1/models/llama").json()["state"] == "unloaded"
 
 
 def test_alone_an_embedder_is_the_server() -> None:

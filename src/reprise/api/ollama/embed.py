@@ -12,6 +12,7 @@ from reprise.api.http.encoding import JsonResponse
 from reprise.api.http.off_loop import Stage
 from reprise.api.http.sse import while_connected
 from reprise.api.ollama.body import Options
+from reprise.api.ollama.library import dismiss_after
 from reprise.api.ollama.reply import OllamaErrorBody
 from reprise.api.ollama.request import API, model_name
 from reprise.api.service.caller import Caller
@@ -62,6 +63,7 @@ async def create_embed(
             result = await _embed(service, texts, namespace, caller, truncates=body.truncate is not False)
             num_tokens = result.num_tokens
             vectors = await service.threads.run(Stage.END, lambda: shortened(result.vectors, body.dimensions).tolist())
+        dismiss_after(body.model, body.keep_alive, context)
         about = {"model": service.served.id, "total_duration": int((time.monotonic() - began_s) * _NS)}
         return JsonResponse({**about, "embeddings": vectors, "load_duration": 0, "prompt_eval_count": num_tokens})
 
@@ -81,6 +83,7 @@ async def create_embeddings(
         if body.prompt:
             result = await _embed(service, [body.prompt], namespace, caller, truncates=True)
             vector = result.vectors[0].tolist()
+        dismiss_after(body.model, body.keep_alive, context)
         return JsonResponse({"embedding": vector})
 
     return await while_connected(request.receive, answer())

@@ -6,7 +6,7 @@ Both change what is on the disk of the server, so they are for servers that were
 import asyncio
 import threading
 from collections.abc import AsyncGenerator
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
 from starlette.responses import Response
@@ -20,7 +20,7 @@ from reprise.api.service.service import new_request_id
 from reprise.api.wire.body_reading import api_router
 from reprise.api.wire.context import Context, OfServer
 from reprise.core.backend import WeightsState
-from reprise.core.errors import BadRequest, NotAllowed, NotFound, QueueFull
+from reprise.core.errors import BadRequest, NotAllowed, NotFound, QueueFull, ShuttingDown
 
 if TYPE_CHECKING:
     # Imports MLX.
@@ -32,6 +32,21 @@ _MOST = 4
 _RUNNING = threading.BoundedSemaphore(_MOST)
 
 router = api_router("Ollama", errors=OllamaErrorBody)
+
+
+def ends_with_request(keep_alive: str | float | None) -> bool:
+    """Whether a model that is kept so long is unloaded as soon as it has answered."""
+    return keep_alive in (0, "0", "0s")
+
+
+def dismiss_after(name: str | None, keep_alive: str | float | None, context: Context) -> None:
+    """Have a model that was named so unloaded once no request runs on it, if it is not to be kept.
+
+    One that is alone stays loaded.
+    """
+    if ends_with_request(keep_alive) and context.models is not None:
+        with suppress(ShuttingDown):
+            context.models.of(model_name(name)).backend.dismiss()
 
 
 @router.post("/api/pull", response_model=None)

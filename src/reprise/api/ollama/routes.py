@@ -1,7 +1,7 @@
 """`/api/chat`, `/api/generate`, `/api/tags`, `/api/show`, `/api/ps`, `/api/version`."""
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any, ClassVar
 
@@ -12,6 +12,7 @@ import reprise
 from reprise.api.http.encoding import JsonResponse
 from reprise.api.http.errors import Problem
 from reprise.api.ollama.body import AnswerBody, GenerateBody, OllamaChatBody, ShowBody
+from reprise.api.ollama.library import dismiss_after, ends_with_request
 from reprise.api.ollama.reply import (
     NDJSON,
     Kind,
@@ -117,7 +118,7 @@ async def version() -> dict[str, Any]:
 async def _loaded(kind: Kind, body: AnswerBody, context: Context) -> Response:
     served = context.service.served
     served.check_name(model_name(body.model))
-    is_unload = body.keep_alive in (0, "0", "0s")
+    is_unload = ends_with_request(body.keep_alive)
     if is_unload and context.models is not None:
         # As `ollama stop` does. A model that is alone stays loaded.
         await context.models.of(model_name(body.model)).unloaded()
@@ -139,7 +140,7 @@ async def _answer(
             ),
             caller_of(request.headers),
         )
-        return OllamaWire(context, reply, kind=kind)
+        return OllamaWire(context, reply, kind=kind, on_end=lambda: dismiss_after(body.model, body.keep_alive, context))
 
     return await respond(request, context, start, namespace=namespace, is_streamed=body.stream is not False)
 
@@ -150,9 +151,10 @@ class OllamaWire(Wire[Reply]):
     error_format = staticmethod(ollama_shape)
     stream_headers: ClassVar[Mapping[str, str]] = NDJSON
 
-    def __init__(self, context: Context, reply: Reply, *, kind: Kind) -> None:
+    def __init__(self, context: Context, reply: Reply, *, kind: Kind, on_end: Callable[[], None]) -> None:
         super().__init__(context, reply, request_id=reply.request.id)
         self._kind: Kind = kind
+        self._on_end = on_end
 
     def waiting(self, event: StillWaiting) -> Iterator[str]:
         # Lines of JSON have no comments: an empty piece.
@@ -166,6 +168,7 @@ class OllamaWire(Wire[Reply]):
     def end(self, event: AnswerEnd) -> Iterator[str]:
         if event.answer.tool_calls:
             yield line(piece(self._kind, self.served.id, OllamaDelta(calls=event.answer.tool_calls)))
+        self._on_end()
         yield line(last(self._kind, self.served.id, event, self.reply, OllamaDelta()))
 
     def error(self, problem: Problem) -> str:
@@ -173,6 +176,7 @@ class OllamaWire(Wire[Reply]):
 
     def whole(self) -> dict[str, Any]:
         (ended,) = self.ended
+        self._on_end()
         answer = ended.answer
         delta = OllamaDelta(content=answer.content or "", thinking=answer.reasoning or "", calls=answer.tool_calls)
         return with_logprobs(
