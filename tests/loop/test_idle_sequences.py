@@ -8,7 +8,7 @@ from reprise.core.events import Finished, Progress, Sampled
 from reprise.core.failpoints import ACTIONS, Failpoint
 from reprise.core.prompt import Boundary, BoundaryKind
 from tests.holding import active_memory, settled_memory
-from tests.loop.driving import DrivenEngine, break_at
+from tests.loop.driving import PATIENCE_S, DrivenEngine, break_at
 from tests.loop.test_reuse import words
 from tests.matrix import now_and_later
 
@@ -145,18 +145,14 @@ def test_what_was_lent_and_lost_empties_the_cache_and_no_more(engine: DrivenEngi
     answer = engine.run(prompt, num=20)
     longer = [*prompt, *answer.tokens, *words(481, 40)]
 
-    def break_once(worker) -> None:
-        discard = worker.sequences.discard
+    def fail(lives: object) -> None:
+        del ACTIONS[Failpoint.PREFILL]
+        break_at(Failpoint.COPY_OUT)
+        raise RuntimeError("the pass failed, and what it shares cannot be copied")
 
-        def lost(*where: object, **names: object) -> None:
-            worker.sequences.discard = discard
-            raise RuntimeError("the buffers are gone")
-
-        worker.sequences.discard = lost
-        break_at(Failpoint.PREFILL)
-
-    engine.ask(break_once)
+    ACTIONS[Failpoint.PREFILL] = fail
     assert engine.run(longer).end.error is not None
+    assert Failpoint.COPY_OUT not in ACTIONS
     assert engine.loop.status().held.kv_nbytes == 0
     assert engine.run(longer).tokens == engine.cold(longer)
     assert engine.num_leases() == 0
@@ -265,20 +261,11 @@ def test_a_recall_that_breaks_off_empties_the_cache_and_no_more(engine: DrivenEn
 def test_a_recall_that_breaks_off_fails_only_the_request_that_needed_the_room(engine: DrivenEngine) -> None:
     prompt = words(543, 300)
     engine.run(prompt, num=20)
-    prompts = [[*prompt, *words(544 + i, 40)] for i in range(2)]
+    prompts = [words(544 + i, 340) for i in range(2)]
     cold = engine.cold(prompts[1])
-
-    def needs_room_once(worker) -> None:
-        start = worker.sequences.start
-
-        def first(*what: object, **reserve: int) -> None:
-            worker.sequences.start = start
-            break_at(Failpoint.COPY_OUT)
-            worker.sequences.close_idle()
-
-        worker.sequences.start = first
-
-    engine.ask(needs_room_once)
+    has_raised = break_at(Failpoint.COPY_OUT)
+    # Until then nothing fits, so the first to start has idle sequences closed.
+    ACTIONS[Failpoint.FITS] = lambda nbytes: nbytes <= 0 or has_raised()
     # Both are admitted in one step.
     failed, other = engine.submit_all(prompts)
     assert failed.wait().end.error is not None
@@ -287,27 +274,24 @@ def test_a_recall_that_breaks_off_fails_only_the_request_that_needed_the_room(en
     engine.check()
 
 
-def test_one_whose_end_goes_wrong_ends_all_the_same(engine: DrivenEngine) -> None:
+def test_one_whose_end_goes_wrong_ends_all_the_same(engine: DrivenEngine, caplog: pytest.LogCaptureFixture) -> None:
     prompt = words(550, 300)
     beside = words(551, 200)
     cold = engine.cold(beside, num=30)
 
-    def break_once(worker) -> None:
-        end = worker.sequences.end
-
-        def broken(*where: object, **names: object) -> None:
-            worker.sequences.end = end
-            raise RuntimeError("the state cannot be given back")
-
-        worker.sequences.end = broken
-
-    engine.ask(break_once)
+    has_raised = break_at(Failpoint.COPY_OUT)
     other = engine.submit(beside, num=30)
     assert len(engine.submit(prompt, num=4).wait().tokens) == 4
+    assert has_raised()
+    assert [record.getMessage().split(" of ")[0] for record in caplog.records] == ["could not release the state"]
     assert other.wait().tokens == cold
     assert engine.num_leases() == 0
     assert engine.loop.status().is_idle
-    assert engine.run(prompt, num=4).tokens == engine.cold(prompt, num=4)
+    again = engine.run(prompt, num=4)
+    assert again.end.outcome.num_reused == 0
+    assert again.tokens == engine.cold(prompt, num=4)
+    engine.loop.clear().result(PATIENCE_S)
+    assert engine.loop.status().held.live_nbytes == 0
 
 
 def test_joining_small_pieces_leaves_lent_ones_alone(engine: DrivenEngine) -> None:

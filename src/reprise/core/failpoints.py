@@ -51,7 +51,9 @@ class Failpoint(Enum):
     STEP_BACK = auto()
     """A pass that was run ahead is to be undone."""
     COPY_OUT = auto()
-    """What an idle sequence shares is to be copied: the sequence."""
+    """What a sequence shares is to be copied, so that it can end or be reopened: the sequence."""
+    GUESSED = auto()
+    """A head or companion has guessed tokens: the sequence and the list of tokens, which the action may change."""
 
 
 ACTIONS: dict[Failpoint, Callable[..., object]] = {}

@@ -16,6 +16,7 @@ from reprise.cache.lookup import Match
 from reprise.cache.node import SegmentRef
 from reprise.cache.prefix_cache import PrefixCache
 from reprise.core.allowance import StepAllowance
+from reprise.core.failpoints import Failpoint, reach
 from reprise.core.images import PromptImage
 from reprise.core.job import Job, Purpose
 from reprise.core.tokens import Span, Tokens, own_tokens
@@ -344,6 +345,7 @@ class SequencePool:
         """Replace what a sequence shares past `start` by copies."""
         if len(live.shared) > 0:
             refs = self.cache.shared_segments(live, path.tokens, namespace=path.namespace, start=start)
+            reach(Failpoint.COPY_OUT, live)
             self.cache.replace(refs, [segment.owned() for segment in _shared_of(refs)])
 
     def _owned_nbytes(self, path: _Path) -> int:

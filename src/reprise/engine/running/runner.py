@@ -461,7 +461,9 @@ class Runner:
             positions=rows.positions(len(fed) + num - 1),
         )
         guessed = model.guess(request, rows.caches)
-        return [int(token) for token in cast(list[int], guessed.tolist())]
+        tokens = [int(token) for token in cast(list[int], guessed.tolist())]
+        reach(Failpoint.GUESSED, live, tokens)
+        return tokens
 
     def catch_up(self, lives: Sequence[LiveSequence]) -> None:
         """Feed the tokens that rejected drafts left unfed, so that the layers are at the answers' positions.
