@@ -48,6 +48,8 @@ class FakeBackend:
     cancelled: list[str] = field(default_factory=list[str])
     stored: dict[str, list[Tokens]] = field(default_factory=dict[str, list[Tokens]])
     counts: Counts = field(default_factory=Counts)
+    num_decoding: int = 0
+    """As its status says."""
     is_cleared: bool = False
     is_hurried: bool = False
     pinned: dict[tuple[str, str], Pin] = field(default_factory=dict[tuple[str, str], Pin])
@@ -79,7 +81,10 @@ class FakeBackend:
         with self._lock:
             is_idle = self._num_open == 0
         return Status(
-            is_idle=is_idle, counts=self.counts, held=Held(kv_nbytes=100, snapshot_nbytes=11, budget_nbytes=1000)
+            is_idle=is_idle,
+            num_decoding=self.num_decoding,
+            counts=self.counts,
+            held=Held(kv_nbytes=100, snapshot_nbytes=11, budget_nbytes=1000),
         )
 
     def inspect(self, *, max_nodes: int = 1000, part: TreePart = WHOLE_TREE) -> Future[Inspection]:

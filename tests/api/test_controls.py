@@ -1,6 +1,7 @@
 """Fields that change what a request means: acted on, on every API where they make sense, or refused; never ignored."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -130,19 +131,19 @@ async def test_tokens_that_end_an_answer(name: str) -> None:
 )
 async def test_thinking_is_switched_on_every_api(name: str, fields: dict[str, Any], is_on: bool | None) -> None:
     path, body = REQUESTS[name]
-    async with api() as served:
-        seen: list[dict[str, Any]] = []
-        render = served.service.render
+    text, seen = text_model(), list[dict[str, Any]]()
+    template = text.render
+    assert template is not None
 
-        async def watched(chat: Any, **more: Any) -> Any:
-            seen.append(dict(chat.template_options))
-            return await render(chat, **more)
+    def render(messages: Any, **options: Any) -> str:
+        if [message["content"] for message in messages] == ["Hi"]:
+            seen.append(options)
+        return template(messages, **options)
 
-        served.service.render = watched  # type: ignore[method-assign]
+    async with api(text=replace(text, render=render)) as served:
         assert (await served.client.post(path, json={**body, **fields})).status_code == 200
         (job, *_) = served.backend.jobs
-    (options,) = seen
-    assert {options.get("enable_thinking"), options.get("thinking")} == {is_on}
+    assert seen and {options.get(key) for options in seen for key in ("enable_thinking", "thinking")} == {is_on}
     budget = 9 if "budget_tokens" in str(fields) else None
     assert job.thinking is not None and job.thinking.budget == budget
 

@@ -15,7 +15,7 @@ from reprise.drafts.drafter import (
     note_together,
     propose_together,
 )
-from reprise.drafts.history import Continuation, TextEnd
+from reprise.drafts.history import Continuation, TextEnd, TokenHistory
 
 RNG = np.random.default_rng(7)
 
@@ -31,6 +31,20 @@ def free_drafts(*, earlier: EarlierTexts = lambda namespace: ()) -> Drafts:
         for _ in range(4):
             drafts.costs.note(size, 0.01)
     return drafts
+
+
+class CountedHistory(TokenHistory):
+    num_lookups = 0
+
+    def find(self, tail: TextEnd, *, num: int) -> Continuation | None:
+        self.num_lookups += 1
+        return super().find(tail, num=num)
+
+
+def count_lookups(drafts: Drafts) -> CountedHistory:
+    """Give the namespace of all requests, which is empty, a history that counts."""
+    history = drafts.namespace("").history = CountedHistory(1 << 20)
+    return history
 
 
 def begin(
@@ -323,20 +337,12 @@ def test_an_answer_that_repeats_nothing_is_seldom_looked_up_until_it_repeats_som
     # Drawn by itself, whatever ran before: a collision could hide the first repeat that is looked up.
     drawn = [int(token) for token in np.random.default_rng(11).integers(0, 50_000, 1200)]
     file, new, last = drawn[:900], drawn[900:1100], drawn[1100:1108]
-    looked_up = 0
-    find = drafts.namespace("").history.find
-
-    def counted(tail: TextEnd, *, num: int) -> Continuation | None:
-        nonlocal looked_up
-        looked_up += 1
-        return find(tail, num=num)
-
+    history = count_lookups(drafts)
     request = begin(drafts, file)
-    drafts.namespace("").history.find = counted
     for token in new:
         request.accept([token])
         assert proposed(request) == ([], None)
-    assert 60 <= looked_up <= 80
+    assert 60 <= history.num_lookups <= 80
     at = 100
     while (draft := request.propose(num_fed=1, most=31)) is None:
         request.accept([file[at]])
@@ -344,38 +350,31 @@ def test_an_answer_that_repeats_nothing_is_seldom_looked_up_until_it_repeats_som
     assert at <= 105, at
     request.accept([*draft.tokens.tolist(), 0])
     request.note(draft, num_fed=1, num_tokens=32, seconds=0.01)
-    looked_up = 0
+    history.num_lookups = 0
     for token in last:
         request.accept([token])
         request.propose(num_fed=1, most=31)
-    assert looked_up == 8
+    assert history.num_lookups == 8
 
 
 @pytest.mark.parametrize(("search_s", "most"), [(0.0005, 0.011), (0.00004, 0.0041), (1.0, 0.011)])
 def test_looking_up_in_vain_takes_a_small_share_of_the_time(search_s: float, most: float) -> None:
     """Of passes of 10 ms. On a slow device nothing is skipped for it, and a pause counts as one long look-up."""
-    drafts, num, is_looked_up = free_drafts(), 0, False
-    find = drafts.namespace("").history.find
-
-    def counted(tail: TextEnd, *, num: int) -> Continuation | None:
-        nonlocal is_looked_up
-        is_looked_up = True
-        return find(tail, num=num)
-
-    drafts.namespace("").history.find = counted
+    drafts = free_drafts()
+    history = count_lookups(drafts)
     taken_s = 0.0
     for start in range(1000, 5000, 25):
         # Short answers: the number of fruitless steps alone skips nothing.
         request = begin(drafts, list(range(100, 400)))
         for token in range(start, start + 25):
-            is_looked_up = False
+            before = history.num_lookups
             assert proposed(request) == ([], None)
-            looked_s = search_s if is_looked_up else 0.0
-            num, taken_s = num + is_looked_up, taken_s + min(looked_s, 0.001)
+            looked_s = search_s * (history.num_lookups - before)
+            taken_s += min(looked_s, 0.001)
             request.note(None, num_fed=1, num_tokens=1, seconds=0.01, search_s=looked_s)
             request.accept([token])
     assert taken_s / 40.0 <= most, taken_s / 40.0
-    assert num == 4000 or search_s > 0.0001
+    assert history.num_lookups == 4000 or search_s > 0.0001
     # What look-ups bring pays for them.
     drafts.note_verified(DraftSource.HISTORY, num=16, num_accepted=16, saved_s=0.1)
     assert not drafts.searches.is_overdrawn
@@ -453,22 +452,14 @@ def test_two_passes_of_a_step_together_are_no_cost_of_one() -> None:
 
 def test_what_is_never_worth_a_pass_together_is_seldom_looked_up() -> None:
     drafts = free_drafts()
+    history = count_lookups(drafts)
     rows = rows_of(drafts, cost=100)
     file = words(400)
     repeating = begin(drafts, file)
     repeating.accept(file[10:18])
     rows[0] = DecodingRow(drafts=repeating, num_fed=1, most=31)
-    looked_up = 0
-    find = drafts.namespace("").history.find
-
-    def counted(tail: TextEnd, *, num: int) -> Continuation | None:
-        nonlocal looked_up
-        looked_up += 1
-        return find(tail, num=num)
-
-    drafts.namespace("").history.find = counted
     for token in file[18:218]:
         assert propose_together(rows, most=32) == [None, None]
         repeating.accept([token])
         rows[1].drafts.accept(words(1))
-    assert looked_up <= 2 * 80
+    assert history.num_lookups <= 2 * 80

@@ -32,12 +32,15 @@ class SteppedEngine:
         tile: int = 8,
         together_from: int = 99,
         can_batch: bool = False,
+        slower_s: float = 0.0,
     ) -> None:
         self.loaded = SimpleNamespace(context=context, vocab_size=50)
         self.now_s = 0.0
         self.differ_from, self.by, self.tile = differ_from, by, tile
         self.can_batch, self.together_from = can_batch, together_from
         """From how many tokens of all rows on passes over several rows give other logits."""
+        self.slower_s = slower_s
+        """Seconds more that a pass over one row takes."""
         self.fed: Counter[int] = Counter()
         self.num_begun = 0
         self.num_live = 0
@@ -83,7 +86,7 @@ class SteppedEngine:
 
     def logits_undone(self, live: SimpleNamespace, chunk: Tokens) -> mx.array:
         self.fed[len(chunk)] += 1
-        self.now_s += 0.01 * -(-len(chunk) // self.tile)
+        self.now_s += self.slower_s + 0.01 * -(-len(chunk) // self.tile)
         positions = live.at + np.arange(len(chunk))
         assert self.loaded.context is None or positions[-1] < self.loaded.context
         logits = np.zeros((len(chunk), 50), dtype=np.float32)
@@ -198,14 +201,7 @@ def test_what_decodes_alone_tries_no_groups() -> None:
 
 
 def test_a_slow_device_uses_what_was_tried_in_time() -> None:
-    engine = SteppedEngine()
-    true = engine.logits_undone
-
-    def slow(live: SimpleNamespace, chunk: Tokens) -> mx.array:
-        engine.now_s += 0.3
-        return true(live, chunk)
-
-    engine.logits_undone = slow  # type: ignore[method-assign]
+    engine = SteppedEngine(slower_s=0.3)
     is_off, drafts, _ = decided(engine)
     assert not is_off and 2 <= drafts.sizes[-1] < 8
     assert engine.num_live == 0

@@ -5,8 +5,8 @@ import logging
 import queue
 import threading
 import time
-from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections import Counter, defaultdict
+from collections.abc import Iterator
 
 import httpx
 import pytest
@@ -175,34 +175,25 @@ def test_a_client_with_a_short_patience_gets_its_answer_after_some_tries() -> No
             "max_tokens": 4,
             "temperature": 0,
         }
-        loop = server.recorder.loop
-        submit, cancel = loop.submit, loop.cancel
         starts: list[int] = []
         is_answered: queue.SimpleQueue[bool] = queue.SimpleQueue()
         left: defaultdict[str, threading.Event] = defaultdict(threading.Event)
 
-        def noted(job: Job, sink: Callable[[Event], None]) -> None:
-            num_chunks = itertools.count(1)
+        num_chunks: Counter[str] = Counter()
 
-            def listen(event: Event) -> None:
-                sink(event)
-                if isinstance(event, Started):
-                    starts.append(event.num_reused)
-                elif isinstance(event, Progress) and next(num_chunks) == 3:
-                    is_answered.put(False)
-                    # The next chunk takes until the server has noticed.
-                    assert left[job.id].wait(PATIENCE_S)
-                elif isinstance(event, Finished) and event.reason is not FinishReason.CANCELLED:
-                    is_answered.put(True)
+        def listen(job: Job, event: Event) -> None:
+            num_chunks[job.id] += isinstance(event, Progress)
+            if isinstance(event, Started):
+                starts.append(event.num_reused)
+            elif isinstance(event, Progress) and num_chunks[job.id] == 3:
+                is_answered.put(False)
+                # The next chunk takes until the server has noticed.
+                assert left[job.id].wait(PATIENCE_S)
+            elif isinstance(event, Finished) and event.reason is not FinishReason.CANCELLED:
+                is_answered.put(True)
 
-            submit(job, listen)
-
-        def cancelled(job_id: str) -> bool:
-            is_known = cancel(job_id)
-            left[job_id].set()
-            return is_known
-
-        loop.submit, loop.cancel = noted, cancelled  # type: ignore[method-assign]
+        server.recorder.heard = listen
+        server.recorder.cancelled = lambda job_id: left[job_id].set()
         for _ in range(100):
             with asking(server.url, "/v1/chat/completions", body) as connection:
                 if is_answered.get(timeout=PATIENCE_S):
@@ -211,7 +202,7 @@ def test_a_client_with_a_short_patience_gets_its_answer_after_some_tries() -> No
             wait_until_idle(server.engine)
         else:
             raise AssertionError("it never came")
-        loop.submit, loop.cancel = submit, cancel  # type: ignore[method-assign]
+        server.recorder.heard = lambda job, event: None
         # Each try begins behind the one before it, and the first at nothing.
         assert len(starts) > 2
         assert starts[0] == 0

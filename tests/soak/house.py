@@ -33,6 +33,10 @@ class RecordingBackend(Passing):
     """A `Backend` that writes down what it is asked for and what it answers."""
 
     kept: list[JobResult] = field(default_factory=list[JobResult])
+    heard: Callable[[Job, Event], None] = lambda job, event: None
+    """Called on the engine thread, once the service has an event of a job."""
+    cancelled: Callable[[str], None] = lambda job_id: None
+    """Called once the loop is to cancel a job."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def submit(self, job: Job, sink: Callable[[Event], None]) -> None:
@@ -44,10 +48,16 @@ class RecordingBackend(Passing):
             elif isinstance(event, Finished):
                 kept.end = event
             sink(event)
+            self.heard(job, event)
 
         self.loop.submit(job, listen)
         with self._lock:
             self.kept.append(kept)
+
+    def cancel(self, job_id: str) -> bool:
+        is_known = super().cancel(job_id)
+        self.cancelled(job_id)
+        return is_known
 
     def of(self, purpose: Purpose) -> list[JobResult]:
         with self._lock:

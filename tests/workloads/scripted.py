@@ -84,6 +84,10 @@ class ScriptedEngine(Passing):
     holds: Callable[[Job, Event], bool] = lambda job, event: False
     """Where this is so the engine waits, with all that it has to do, until `go_on` is set."""
     go_on: threading.Event = field(default_factory=threading.Event)
+    submitted: Callable[[Job], None] = lambda job: None
+    """Called once the loop has a job."""
+    cancelled: Callable[[str], None] = lambda job_id: None
+    """Called once the loop is to cancel a job."""
     oracle: Oracle = field(default_factory=Oracle)
     served: list[FinishedJob] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -116,6 +120,12 @@ class ScriptedEngine(Passing):
             return Forced(script, self.vocab_size)
 
         self.loop.submit(replace(job, constraint=constraint) if is_answer else job, listen)
+        self.submitted(job)
+
+    def cancel(self, job_id: str) -> bool:
+        is_known = super().cancel(job_id)
+        self.cancelled(job_id)
+        return is_known
 
     def _ended(self, served: FinishedJob) -> None:
         # The last token was sampled and not computed: nothing stands behind it.

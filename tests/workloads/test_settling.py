@@ -2,7 +2,7 @@
 
 import itertools
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -38,6 +38,7 @@ def hold(server: Serving, purpose: Purpose, kind: type[Event], *, at: int) -> No
 
 def release(server: Serving) -> None:
     server.engine.holds = lambda job, event: False
+    server.engine.submitted = server.engine.cancelled = lambda _: None
     server.engine.go_on.set()
 
 
@@ -81,19 +82,15 @@ def test_the_same_prefix_is_not_settled_twice(server: Serving) -> None:
     assert [computed > 0 for computed in settles(server)] == [True, False]
 
 
-def test_a_request_stops_the_settle_of_another_chat_which_then_goes_on(
-    server: Serving, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_request_stops_the_settle_of_another_chat_which_then_goes_on(server: Serving) -> None:
     hold(server, Purpose.SETTLE, Progress, at=2)
-    submit = server.engine.loop.submit
 
-    def arrive(job: Job, sink: Callable[[Event], None]) -> None:
-        submit(job, sink)
+    def arrive(job: Job) -> None:
         if job.purpose is Purpose.GENERATE:
             release(server)
 
     messages = stripped_chat(server, 700)
-    monkeypatch.setattr(server.engine.loop, "submit", arrive)
+    server.engine.submitted = arrive
     other = server.ask([user("A short question: is it so?")], thoughtful(1))
     assert other.computed == other.prompt
     server.wait_until_idle()
@@ -103,19 +100,12 @@ def test_a_request_stops_the_settle_of_another_chat_which_then_goes_on(
     assert turn.computed < 0.5 * turn.prompt, (turn, settles(server))
 
 
-def test_an_answer_that_the_client_leaves_is_not_settled(server: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_that_the_client_leaves_is_not_settled(server: Serving) -> None:
     server.answer = Answer(content=prose(), reasoning="So?")
     body = {"messages": [system(), user(QUESTIONS[0])], "stream": True, "max_tokens": 5000}
     # The server notices before the next token.
     hold(server, Purpose.GENERATE, Sampled, at=20)
-    cancel = server.engine.loop.cancel
-
-    def leave(job_id: str) -> bool:
-        is_known = cancel(job_id)
-        release(server)
-        return is_known
-
-    monkeypatch.setattr(server.engine.loop, "cancel", leave)
+    server.engine.cancelled = lambda job_id: release(server)
     with server.client.stream("POST", "/v1/chat/completions", json=body) as response:
         for line in response.iter_lines():
             if line.startswith("data: ") and "reasoning_content" in json.loads(line[6:])["choices"][0]["delta"]:

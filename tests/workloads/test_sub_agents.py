@@ -2,7 +2,7 @@
 
 import json
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -313,9 +313,7 @@ def test_it_is_computed_while_the_rest_of_the_call_is_written(settling: Serving)
     assert claude(settling, CHILDREN[1]).ask("Look, too.").num_reused == len(begun.job.prompt)
 
 
-def test_a_request_has_the_beginning_of_sub_agents_given_up_and_it_goes_on_behind(
-    settling: Serving, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_request_has_the_beginning_of_sub_agents_given_up_and_it_goes_on_behind(settling: Serving) -> None:
     engine = settling.engine
     held = threading.Event()
 
@@ -325,14 +323,11 @@ def test_a_request_has_the_beginning_of_sub_agents_given_up_and_it_goes_on_behin
             held.set()
         return is_first
 
-    engine.holds, submit = hold, engine.loop.submit
-
-    def arrive(job: Job, sink: Callable[[Event], None]) -> None:
-        submit(job, sink)
+    def arrive(job: Job) -> None:
         if held.is_set() and job.purpose is Purpose.GENERATE:
             engine.go_on.set()
 
-    monkeypatch.setattr(engine.loop, "submit", arrive)
+    engine.holds, engine.submitted = hold, arrive
     with ThreadPoolExecutor() as pool:
         leading = pool.submit(claude(settling).ask, "Find out again.", TASK)
         assert held.wait(60)
