@@ -12,15 +12,14 @@ import pytest
 
 from reprise.core.backend import DraftSource
 from reprise.core.events import Sampled
+from reprise.core.failpoints import ACTIONS, Failpoint
 from reprise.core.job import Job, Thinking
 from reprise.core.kinds import Layout
 from reprise.core.prompt import Prompt
 from reprise.core.tokens import as_tokens
-from reprise.drafts.benefit import DraftCosts, PassCosts
-from reprise.drafts.history import TokenHistory
+from reprise.drafts.benefit import TEXTS, DraftAccount, DraftCosts, PassCosts
 from reprise.engine.models.companion import with_companion
 from reprise.engine.running.live_sequence import LiveSequence
-from reprise.engine.running.runner import Runner
 from reprise.loop.worker import Worker
 from reprise.memory import Account
 from tests.loop.driving import GREEDY, DrivenEngine
@@ -67,6 +66,20 @@ def guess_always(worker: Worker) -> None:
     worker.drafts.costs, worker.head.costs = FreeShortPasses(), FreeHead(relative=0.0)
 
 
+class OverdrawnAccount(DraftAccount):
+    is_overdrawn = True  # type: ignore[assignment]
+
+
+NO_TEXTS = dict.fromkeys(TEXTS, OverdrawnAccount())
+"""Nothing is drafted from text: the head is asked for each draft."""
+
+
+def guess_each_draft(worker: Worker) -> None:
+    guess_always(worker)
+    assert worker.drafts is not None
+    worker.drafts.accounts |= NO_TEXTS
+
+
 def with_head(kind: str, **settings: Any) -> DrivenEngine:
     """`kind`: an architecture that has a head, or two, of a model and its companion."""
     if "+" in kind:
@@ -86,25 +99,21 @@ def without_head(kind: str, **settings: Any) -> DrivenEngine:
 
 
 class Guesses:
-    """What the head of an engine guesses, and what it is told to have guessed."""
+    """What heads guess from now on, and what replaces it."""
 
-    def __init__(self, engine: DrivenEngine) -> None:
+    def __init__(self) -> None:
         self.real: list[list[int]] = []
         self.first: dict[int, int] = {}
         """The first token of each guess, by its position."""
         self.told: dict[int, int] = {}
         """By position: what is drafted there instead."""
-        engine.ask(self._listen)
+        ACTIONS[Failpoint.GUESSED] = self._replace
 
-    def _listen(self, worker: Worker) -> None:
-        def told(live: LiveSequence, num: int) -> list[int]:
-            # Not what an earlier instance tells.
-            self.real.append(Runner.guess(worker.runner, live, num))
-            first = live.position + len(live.unfed) + 1
-            self.first[first] = self.real[-1][0]
-            return [self.told.get(first + at, token) for at, token in enumerate(self.real[-1])]
-
-        worker.runner.guess = told  # type: ignore[method-assign]
+    def _replace(self, live: LiveSequence, tokens: list[int]) -> None:
+        self.real.append(list(tokens))
+        first = live.position + len(live.unfed) + 1
+        self.first[first] = tokens[0]
+        tokens[:] = [self.told.get(first + at, token) for at, token in enumerate(tokens)]
 
     def know(self, prompt: Sequence[int], answer: Sequence[int], *, wrong_each: int = 0) -> None:
         """The answer, with a wrong token now and then."""
@@ -167,7 +176,7 @@ def test_right_guesses_are_taken_and_wrong_ones_undone(
     drafting, plain = pair
     prompt = words(2910 + wrong_each, 60)
     expected = plain.run(prompt, num=40)
-    guesses = Guesses(drafting)
+    guesses = Guesses()
     guesses.know(prompt, expected.tokens, wrong_each=wrong_each)
     answer = drafting.run(prompt, num=40)
     assert answer.tokens == expected.tokens
@@ -184,22 +193,24 @@ def test_behind_a_rejected_guess_the_next_one_is_as_good_as_any(
     pair: tuple[DrivenEngine, DrivenEngine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Recurrent layers are fed again what was right, and it is guessed before that."""
-    monkeypatch.setattr(TokenHistory, "find", lambda history, tail, num: None)
     drafting, plain = pair
+    drafts = drafting.ask(lambda worker: worker.drafts)
+    assert drafts is not None
+    monkeypatch.setattr(drafts, "accounts", {**drafts.accounts, **NO_TEXTS})
     prompt = words(2908, 50)
     expected = plain.cold(prompt, num=40)
-    guesses = Guesses(drafting)
+    guesses = Guesses()
     guesses.know(prompt, expected, wrong_each=3)
     assert drafting.cold(prompt, num=40) == expected
     text = [*prompt, *expected]
     assert len(guesses.first) >= 6
+    ACTIONS.clear()
     for at, token in guesses.first.items():
         assert token == drafting.ask(partial(guessed_behind, text=text[:at])), at
 
 
-def test_a_head_that_did_not_guess_for_a_while_guesses_as_after_a_cold_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_head_that_did_not_guess_for_a_while_guesses_as_after_a_cold_run() -> None:
     """Of two requests together, and alone; what it did not follow meanwhile was written before it was stored."""
-    monkeypatch.setattr(TokenHistory, "find", lambda history, tail, num: None)
     prompts = [words(2912, 40), words(2913, 70)]
 
     def rest(worker: Worker) -> None:
@@ -211,6 +222,7 @@ def test_a_head_that_did_not_guess_for_a_while_guesses_as_after_a_cold_run(monke
         worker.drafts.accounts[DraftSource.HEAD].balance = 0.0
 
     with closing(with_head("qwen3_5", max_batch=4)) as engine:
+        engine.ask(guess_each_draft)
         engine.ask(rest)
         ended = [each.wait() for each in engine.submit_all(prompts, num=30)]
         ended.append(engine.run(prompts[0], num=20))
@@ -219,11 +231,12 @@ def test_a_head_that_did_not_guess_for_a_while_guesses_as_after_a_cold_run(monke
         engine.ask(wake)
         warm: list[list[list[int]]] = []
         for text in texts:
-            guesses = Guesses(engine)
+            guesses = Guesses()
             warm.append([engine.run([*text, 5, 6], num=12).tokens, *guesses.real])
     with closing(with_head("qwen3_5")) as engine:
+        engine.ask(guess_each_draft)
         for text, guessed in zip(texts, warm, strict=True):
-            guesses = Guesses(engine)
+            guesses = Guesses()
             assert [engine.run([*text, 5, 6], num=12).tokens, *guesses.real] == guessed
 
 
@@ -234,7 +247,7 @@ def guessed_behind(worker: Worker, text: Sequence[int]) -> int:
     worker.runner.prefill([live], [as_tokens(text[:-1])])
     worker.runner.begin_decode(live, job)
     try:
-        return Runner.guess(worker.runner, live, 1)[0]
+        return worker.runner.guess(live, 1)[0]
     finally:
         worker.runner.drop(live)
 
@@ -283,29 +296,29 @@ def test_requests_that_come_and_go_have_the_answers_that_they_have_alone(
     drafting.ask(lambda worker: worker.check())
 
 
-def test_after_a_restore_the_head_guesses_as_after_a_cold_run(start: Restarts, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_a_restore_the_head_guesses_as_after_a_cold_run(start: Restarts) -> None:
     """Exact repeat, next turn and branch, from memory and from disk."""
-    # The head is asked for each draft.
-    monkeypatch.setattr(TokenHistory, "find", lambda history, tail, num: None)
     prompt = words(2960, 100)
     with closing(with_head("qwen3_5")) as engine:
+        engine.ask(guess_each_draft)
         said = [*prompt, *engine.run(prompt, num=12).tokens]
     asked = {"repeat": prompt, "turn": [*said, *words(2961, 30)], "another turn": [*said, 9, 9, 9]}
     cold: dict[str, list[list[int]]] = {}
     for name, each in asked.items():
         with closing(with_head("qwen3_5")) as engine:
-            guesses = Guesses(engine)
+            engine.ask(guess_each_draft)
+            guesses = Guesses()
             engine.run(each, num=12)
-            cold[name] = guesses.real
+            cold[name] = list(guesses.real)
     for name, each in asked.items():
         for is_restarted in (False, True):
             engine = start(headed_model("qwen3_5"), drafts="always")
-            engine.ask(guess_always)
+            engine.ask(guess_each_draft)
             engine.run(prompt, num=12)
             if is_restarted:
                 engine = start(headed_model("qwen3_5"), drafts="always")
-                engine.ask(guess_always)
-            guesses = Guesses(engine)
+                engine.ask(guess_each_draft)
+            guesses = Guesses()
             answer = engine.run(each, num=12)
             assert guesses.real == cold[name], name
             if name != "repeat" or not is_restarted:
@@ -340,7 +353,7 @@ def test_what_a_failed_answer_left_unfed_is_not_fed_for_the_next_request(num_tol
         return False
 
     with closing(with_head("qwen3_5", shares_from=40)) as engine:
-        Guesses(engine).know(prompt, answer, wrong_each=3)
+        Guesses().know(prompt, answer, wrong_each=3)
         ended = engine.run(prompt, num=20, watch=fail)
         assert ended.end.error is not None
         assert engine.ask(lambda worker: worker.sequences.num_idle) == 1
@@ -376,7 +389,7 @@ def test_a_head_that_is_never_right_costs_next_to_nothing() -> None:
             worker.drafts.costs, worker.head.costs = FreeShortPasses(), Quarter(relative=0.25)
 
         engine.ask(cost_a_quarter)
-        guesses = Guesses(engine)
+        guesses = Guesses()
         guesses.told = dict.fromkeys(range(10_000), 0)
         num = 1000
         answer = engine.run(words(2990, 100), num=num, sampling=SAMPLED)
@@ -388,31 +401,28 @@ def test_a_head_that_is_never_right_costs_next_to_nothing() -> None:
 
 @pytest.mark.parametrize("kind", ["qwen3_5", "llama+gemma3_text"])
 @pytest.mark.parametrize("room", [4_000_000, 0])
-def test_guesses_are_charged_while_they_are_made_and_there_are_none_where_they_do_not_fit(
-    kind: str, room: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # The head is asked for each draft.
-    monkeypatch.setattr(TokenHistory, "find", lambda history, tail, num: None)
+def test_guesses_are_charged_while_they_are_made_and_there_are_none_where_they_do_not_fit(kind: str, room: int) -> None:
     prompt = words(2990, 100)
     with closing(without_head(kind)) as plain:
         expected = plain.run(prompt, num=24).tokens
     charged: list[int] = []
+    prices: list[int] = []
     with closing(with_head(kind, cache_bytes=4_000_000)) as engine:
         worker: Worker = engine.ask(lambda worker: worker)
-        guess = worker.runner.guess
 
-        def look(live: LiveSequence, num: int) -> list[int]:
+        def look(live: LiveSequence, tokens: list[int]) -> None:
             charged.append(worker.memory.nbytes(Account.PASSES))
-            assert charged[-1] == worker.executor.price_to_guess(live, num) - 10_000 > 0
-            return guess(live, num)
+            assert charged[-1] == prices[-1] - 10_000 > 0
 
-        worker.runner.guess = look  # type: ignore[method-assign]
+        ACTIONS[Failpoint.GUESSED] = look
         price = worker.executor.price_to_guess
         assert worker.head is not None
 
         def dear(live: LiveSequence, num: int) -> int:
-            return price(live, num) if room > 0 else 10**9
+            prices.append(price(live, num) if room > 0 else 10**9)
+            return prices[-1]
 
+        engine.ask(guess_each_draft)
         engine.ask(lambda worker: setattr(worker.memory, "kept_for_passes", 10_000))
         engine.ask(lambda worker: setattr(worker.head, "price", dear))
         assert engine.run(prompt, num=24).tokens == expected

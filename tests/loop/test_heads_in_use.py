@@ -12,7 +12,6 @@ from reprise.core.backend import WeightsState
 from reprise.core.events import Sampled
 from reprise.core.job import Purpose, Sampling, Thinking
 from reprise.engine.models.load import LoadedModel, load_model
-from reprise.engine.running.runner import Runner
 from reprise.loop.engine_thread import EngineThread
 from reprise.loop.worker import Worker
 from reprise.memory import SharedMemory
@@ -178,7 +177,7 @@ def test_whatever_is_asked_the_answer_is_the_one_without_be_the_guesses_right_or
 ) -> None:
     drafting, plain = pair
     rng = random.Random(seed)
-    guesses = Guesses(drafting)
+    guesses = Guesses()
     before = num_guessed(drafting)
     for number in range(12):
         prompt = words(4300 + 100 * seed + rng.randrange(4), 50)
@@ -194,9 +193,4 @@ def test_whatever_is_asked_the_answer_is_the_one_without_be_the_guesses_right_or
         assert heard(answer) == heard(expected), (number, asked)
         assert answer.end.reason == expected.end.reason
     assert num_guessed(drafting) > before
-    drafting.ask(_forget)
     drafting.ask(Worker.check)
-
-
-def _forget(worker: Worker) -> None:
-    worker.runner.guess = lambda live, num: Runner.guess(worker.runner, live, num)  # type: ignore[method-assign]
