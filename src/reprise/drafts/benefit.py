@@ -56,7 +56,7 @@ _DEARNESS = 0.1
 _LATE_TRIAL = 2.0
 """What its drafts may then lose."""
 _HELD_UP = 2.0
-"""A pass that took so many times as long as expected was held up by something else: drafts do not answer for that."""
+"""A pass that took this many times as long as expected was delayed by something else: drafts are not charged for it."""
 
 _PRIOR_TRIALS = 4.0
 _MEMORY = 64.0
@@ -309,12 +309,12 @@ class DraftAccount:
         self.balance = max(-2 * _TRIAL, min(_MOST_CREDIT, self.balance + num_passes))
 
     def note_verified(self, num_tokens: int, *, cost: float, expected: float, step: float) -> None:
-        """A pass has yielded so many tokens. Costs are in passes over one token: its own and of making the draft."""
+        """A pass has yielded `num_tokens`. Costs are in passes over one token: of the pass, and of making the draft."""
         self._dearness += _DEARNESS * (cost / expected - self._dearness)
         self.add(num_tokens - cost - step)
 
     def note_unverified(self, num_tokens: int, *, expected: float) -> None:
-        """While it rests, a pass that was expected to cost this much would have yielded so many tokens."""
+        """While it rests, a pass that was expected to cost this much would have yielded `num_tokens`."""
         self._evidence = max(0.0, self._evidence + num_tokens - expected * self._dearness)
         if self._evidence >= _EVIDENCE:
             self._evidence = 0.0
@@ -401,7 +401,7 @@ def best_size(
 ) -> int:
     """The tokens that one pass over all these lines has of each, for the most tokens per second; 0: without drafts.
 
-    Shorter lines are filled up. `costs`: of passes over so many sequences. `rewinds`: whether layers can drop rejected
+    Shorter lines are filled up. `costs`: of passes over as many sequences. `rewinds`: whether layers can drop rejected
     tokens; if not, the tokens accepted before a rejection are fed again in the next pass. `most`: tokens of the longest
     pass that fits. `step`: the cost of making one draft token, as a multiple of a pass over one token.
     """
@@ -425,7 +425,7 @@ def best_size(
 
 
 def _cost_without(num_fed: int, num_lines: int, costs: PassCosts) -> float:
-    """Without drafts, what is still to be fed is one pass with a single line, and has one of its own with several."""
+    """Without drafts, unfed tokens share the pass of a single line; with several lines they take a separate pass."""
     return costs.relative(num_fed) if num_lines == 1 or num_fed == 1 else 1.0 + costs.relative(num_fed - 1)
 
 

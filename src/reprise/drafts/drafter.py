@@ -91,7 +91,7 @@ class ComputedDrafts(Protocol):
 
 @dataclass(slots=True)
 class GroupPasses:
-    """The passes that verify drafts of so many sequences at once: their sizes, in tokens of each, and costs."""
+    """The passes that verify drafts of several sequences at once: their sizes, in tokens of each, and costs."""
 
     sizes: tuple[int, ...]
     costs: PassCosts
@@ -243,7 +243,7 @@ class Drafts:
         self._status = None
 
     def note_answered(self, num_tokens: int) -> None:
-        """So many tokens of answers were decoded."""
+        """`num_tokens` of answers were decoded."""
         for account in self._each_account:
             account.note_answered(num_tokens)
 
@@ -621,7 +621,7 @@ def note_together(
     seconds: float,
     search_s: float = 0.0,
 ) -> None:
-    """Record a pass over these requests that took `seconds` and yielded so many tokens of each.
+    """Record a pass over these requests that took `seconds` and yielded `num_tokens` of each.
 
     `search_s`: what looking for drafts took before it.
     """

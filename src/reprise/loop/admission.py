@@ -33,7 +33,7 @@ class PromptRoom:
     features: Callable[[Sequence[Span]], int] = lambda images: 0
     """Bytes of the features of images that a prompt needs at once."""
     tower: Callable[[int], int] = lambda num: 0
-    """Bytes of this memory that the tower takes at its peak for an image of so many tokens; 0: there is none."""
+    """Bytes of this memory that the tower takes at its peak for an image with this number of tokens; 0: no tower."""
     pixels_per_row: int = 0
     """See `FeatureCache`."""
     advice: str = "raise --cache-bytes"
@@ -69,11 +69,11 @@ class PromptRoom:
         if size := self._largest_image(num_prompt, num_slots, images):
             fitting.append(f"images of about {size} pixels would fit")
             helps.append("send smaller images")
-        told = ", ".join(fitting) or "its largest image does not fit"
+        listed = ", ".join(fitting) or "its largest image does not fit"
         helps = ", ".join([*helps, f"or {self.advice}"]) if helps else self.advice
         return ContextTooLong(
             f"The prompt has {num_prompt:,} tokens, which need {nbytes_text(needed)} of the memory for chats, and that "
-            f"is {nbytes_text(self.budget)}: {told}. {helps[0].upper()}{helps[1:]}.",
+            f"is {nbytes_text(self.budget)}: {listed}. {helps[0].upper()}{helps[1:]}.",
             param="messages",
         )
 

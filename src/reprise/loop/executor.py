@@ -60,7 +60,7 @@ class Executor:
         self.note_prefill(num, self._clock() - started_s, position=first.start)
 
     def try_a_pass(self, num: int) -> None:
-        """Measure the peak of a pass over `num` tokens, before any request comes."""
+        """Measure the peak of a pass over `num` tokens, before any request arrives."""
         live = self._runner.begin()
         try:
             before = device_memory.watch_peak()

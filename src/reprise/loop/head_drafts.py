@@ -32,7 +32,7 @@ class DraftingHead:
         background: str,
         clock: Clock,
     ) -> None:
-        """`price`: what so many guesses for a sequence take at their peak. `background`: see `Settings`."""
+        """`price`: bytes that a number of guesses for a sequence take at their peak. `background`: see `Settings`."""
         self.sequences = sequences
         self.drafts = drafts
         self.price = price

@@ -178,7 +178,7 @@ class Worker:
         gate.open(self.limits, context=context, room=self._prompt_room(settings))
 
     def _measure_a_pass(self) -> None:
-        """See what a pass takes, before the first request comes."""
+        """Measure what a pass takes, before the first request arrives."""
         loaded, num = self.runner.loaded, min(_MEASURED, self.limits.prefill_chunk)
         needed = self.runner.most_live_nbytes(num, chunk=num)
         # A model in parts is measured by its requests: here not all of its ranks may have started.

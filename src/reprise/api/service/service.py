@@ -58,11 +58,11 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-# How long a cancelled job may take to say so, before its record is written without its counts.
+# How long a cancelled job may take to confirm it, before its record is written without its counts.
 _DRAIN_S = 5.0
 # How long a client that asks for the latest records waits for those of answers that are just over,
 _RECORDS_S = 1.0
-# and one that asks for that of its own answer, which it knows to be over.
+# and one that asks for the record of its own answer, which it knows to have ended.
 _OWN_RECORD_S = 30.0
 
 
@@ -198,7 +198,8 @@ class ChatService:
             prompt = cut_at(prompt, request.until)
         if request.generates and prompt.images and prompt.images[-1].span.stop == len(prompt):
             raise BadRequest(
-                "The prompt ends with an image, behind which nothing can be said. Add a text.", param="messages"
+                "The prompt ends with an image, but text cannot be generated right after one. Add text after it.",
+                param="messages",
             )
         room = self.served.max_answer_tokens(len(prompt), bound) if request.generates else 0
         if not request.generates:

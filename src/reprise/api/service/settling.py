@@ -1,7 +1,7 @@
 """Settling: computing the next turn's known prefix while the server is idle.
 
 A settle waits in the engine's queue until nothing else is there, and is given up there when a request arrives. Here it
-is decided which settles are worth having: none twice, none that a request has overtaken, and so many at most.
+is decided which settles are worth having: none twice, none that a request has overtaken, and a bounded number.
 """
 
 import logging
