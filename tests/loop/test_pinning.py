@@ -9,12 +9,14 @@ import pytest
 
 import reprise.core.clock
 from reprise.cache.node import subtree
+from reprise.cache.policy import EvictionCandidate, ExpectedSaving
 from reprise.core.events import Event, Sampled
 from reprise.core.failpoints import ACTIONS, Failpoint
 from reprise.core.job import Purpose
 from reprise.core.pin import pin_id
 from reprise.core.prompt import Boundary, BoundaryKind
 from reprise.core.tokens import as_tokens
+from reprise.loop.worker import Worker
 from tests.loop.driving import DrivenEngine
 from tests.loop.test_reuse import words
 
@@ -26,22 +28,26 @@ def engine(request: pytest.FixtureRequest) -> Iterator[DrivenEngine]:
     engine.close()
 
 
+class KeepingPolicy(ExpectedSaving):
+    """Evicts nothing for anything new."""
+
+    def admits(self, new: EvictionCandidate, than: EvictionCandidate, *, is_exact: bool) -> bool:
+        return False
+
+
 @pytest.mark.parametrize("asked", [{}, {"retain_for_s": float("inf")}, {"pin_for_s": float("inf")}], ids=str)
-def test_the_cache_is_told_what_a_client_wants_kept(engine: DrivenEngine, asked: dict[str, Any]) -> None:
-    wanted: list[bool] = []
+def test_what_a_client_wants_kept_is_stored_in_place_of_what_is_worth_more(
+    engine: DrivenEngine, asked: dict[str, Any]
+) -> None:
+    def leave_room_to_run(worker: Worker) -> int:
+        worker.cache.order.policy = KeepingPolicy()
+        return worker.memory.held + worker.runner.most_live_nbytes(60 + 8, chunk=60)
 
-    def watch(worker) -> None:
-        commit = worker.cache.commit
-
-        def noted(*given: Any, overrides_admission: bool = False, **options: Any) -> Any:
-            wanted.append(overrides_admission)
-            return commit(*given, overrides_admission=overrides_admission, **options)
-
-        worker.cache.commit = noted
-
-    engine.ask(watch)
+    engine.run(words(989, 60), boundaries=[Boundary(30, BoundaryKind.EXPLICIT)])
+    engine.loop.set_budget(engine.ask(leave_room_to_run))
     engine.run(words(990, 60), boundaries=[Boundary(30, BoundaryKind.EXPLICIT)], **asked)
-    assert set(wanted) == {len(asked) > 0}
+    again = engine.run([*words(990, 60)[:30], 5, 6])
+    assert (again.end.outcome.num_reused == 30) == (len(asked) > 0)
 
 
 def test_a_pin_is_found_by_the_tokens_that_it_keeps(engine: DrivenEngine) -> None:
