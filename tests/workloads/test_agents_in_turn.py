@@ -1,4 +1,7 @@
-"""Agent sessions one after the other, in room for one and a half of them: exact counts over HTTP."""
+"""Agent sessions one after the other, in room for one and a half of them: exact counts over HTTP.
+
+And what their passes take at their peak, which is measured and differs from run to run: a sixth of these small sessions.
+"""
 
 from pathlib import Path
 
@@ -57,6 +60,6 @@ def test_in_room_for_one_and_a_half_they_compute_what_endless_memory_computes(mo
         endless.engine.clear()
         endless.engine.oracle = Oracle()
         least = computed(endless)
-    with serving(models["qwen3_5"], cache_bytes=Bytes(int(1.5 * one))) as bounded:
+    with serving(models["qwen3_5"], cache_bytes=Bytes(int((1.5 + 1 / 6) * one))) as bounded:
         seen = computed(bounded)
     assert sum(seen) <= 1.02 * sum(least), [pair for pair in zip(seen, least, strict=True) if pair[0] != pair[1]]
