@@ -90,8 +90,8 @@ $(TRAIN)/.made: $(VENV)/.can-run
 	$(TRAIN)/bin/python -m pip install -q "torch==2.13.0" numpy tokenizers safetensors
 	@touch $@
 
-release: $(VENV)/.can-release ## wheel, sdist and Homebrew formula, checked, in dist/: make release URL=where-the-sdist-will-be
-	$(BIN)/python -m tools.release $(if $(URL),--url "$(URL)")
+release: $(VENV)/.can-release ## wheel, sdist and Homebrew formula, checked, in dist/: make release URL=where-the-sdist-will-be PUBLISH=yes
+	$(BIN)/python -m tools.release $(if $(URL),--url "$(URL)") $(if $(PUBLISH),--publish)
 
 clean: ## remove what `make` made
 	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis .import_linter_cache site dist

@@ -1,7 +1,9 @@
-"""Makes what a release consists of, in `dist/`, and checks it: nothing is uploaded.
+"""Makes what a release consists of, in `dist/`, and checks it; uploads it where that is asked for.
 
 `make release URL=…` builds wheel and sdist, has `twine` check them, looks at their contents, locks what the package
-requires, and writes a Homebrew formula for a tap from that lock. `URL` is where the sdist will be.
+requires, and writes a Homebrew formula for a tap from that lock. `URL` is where the sdist will be. With `PUBLISH=yes`
+wheel and sdist are then uploaded by `twine`, whose environment (`TWINE_REPOSITORY_URL`, `TWINE_PASSWORD`, …) says where
+and as whom.
 """
 
 import argparse
@@ -186,7 +188,10 @@ def main(given: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(prog="make release", description=__doc__)
     parser.add_argument("--url", help="where the sdist will be; without it no formula is written")
     parser.add_argument("--any-version", action="store_true", help="also where version and changelog are not in step")
+    parser.add_argument("--publish", action="store_true", help="upload wheel and sdist when all checks have passed")
     arguments = parser.parse_args(given)
+    if arguments.publish and arguments.any_version:
+        parser.error("--publish needs version and changelog in step: leave out --any-version")
     fault = version_fault(reprise.__version__, (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"))
     if fault is not None and not arguments.any_version:
         raise SystemExit(fault)
@@ -205,7 +210,9 @@ def main(given: Sequence[str]) -> None:
     if arguments.url is not None:
         (sdist,) = dist.glob("*.tar.gz")
         _write_formula(sdist, arguments.url)
-    print(f"{NAME} {reprise.__version__} is in {dist}. Upload it with `twine upload dist/*.whl dist/*.tar.gz`.")
+    if arguments.publish:
+        _run("-m", "twine", "upload", "--non-interactive", *map(str, archives))
+    print(f"{NAME} {reprise.__version__} is in {dist}{' and uploaded' if arguments.publish else ''}.")
 
 
 def _write_formula(sdist: Path, url: str) -> None:

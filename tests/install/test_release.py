@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import reprise
-from tools.release import MOST_NBYTES, NEEDED, best_file, contents_faults, formula, required, version_fault
+from tools.release import MOST_NBYTES, NEEDED, best_file, contents_faults, formula, main, required, version_fault
 
 ROOT = Path(__file__).parents[2]
 FILES = "https://files.example.org"
@@ -108,3 +108,9 @@ def test_a_formula_is_ruby_with_each_resource_once(tmp_path: Path) -> None:
     if ruby is not None:
         (tmp_path / "reprise.rb").write_text(text)
         subprocess.run([ruby, "-c", str(tmp_path / "reprise.rb")], check=True, capture_output=True)
+
+
+def test_what_is_out_of_step_is_not_uploaded(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--publish", "--any-version"])
+    assert "leave out --any-version" in capsys.readouterr().err
