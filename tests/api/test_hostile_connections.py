@@ -10,7 +10,9 @@ from collections.abc import Callable
 import httpx
 import pytest
 
+from reprise.api.app import create_app
 from reprise.api.http.connections import Unread, connections_within
+from reprise.api.run import KEEP_ALIVE_S, Server
 from reprise.cli.log import OncePerSecond
 from reprise.core.backend import Status
 from reprise.core.settings import Settings
@@ -116,6 +118,14 @@ def test_one_that_reads_slowly_is_not_one_that_does_not_read():
     assert [unread.waited_s(nbytes, float(at)) for at, nbytes in enumerate(waiting)] == [
         0, 0, 1, 0, 1, 0, 1, 2, 0, 0, 1
     ]  # fmt: skip
+
+
+def test_an_idle_connection_is_kept_longer_than_clients_keep_theirs():
+    """Else a request may be sent on one that the server is just closing: httpx keeps them 5 s, aiohttp 15."""
+    settings = Settings(model=MODEL)
+    with running_server(settings=settings) as running:
+        server = Server(create_app(running.service, settings), settings, running.service, answers_s=1.0)
+    assert server.config.timeout_keep_alive == KEEP_ALIVE_S > 15
 
 
 def test_idle_connections_make_room_and_all_at_work_is_said(caplog: pytest.LogCaptureFixture):

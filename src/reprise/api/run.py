@@ -74,6 +74,9 @@ def _is_loopback(listener: socket.socket) -> bool:
     return ipaddress.ip_address(listener.getsockname()[0].partition("%")[0]).is_loopback
 
 
+KEEP_ALIVE_S = 30
+"""An idle connection is kept for so long: longer than clients keep theirs (httpx 5 s, aiohttp 15), so that it is they who
+close it, and no request is sent on one that the server is just closing."""
 _BACKLOG = 128
 """Connections that are accepted in one go, before any of them can be refused."""
 
@@ -107,6 +110,7 @@ class Server(uvicorn.Server):
             http=protocol_with(limits),
             ws="none",
             backlog=_BACKLOG,
+            timeout_keep_alive=KEEP_ALIVE_S,
             log_config=None,
             log_level="warning" if settings.log_level == "info" else settings.log_level,
             access_log=settings.log_level == "debug",
