@@ -75,8 +75,8 @@ def _is_loopback(listener: socket.socket) -> bool:
 
 
 KEEP_ALIVE_S = 30
-"""An idle connection is kept for so long: longer than clients keep theirs (httpx 5 s, aiohttp 15), so that it is they who
-close it, and no request is sent on one that the server is just closing."""
+"""Seconds that an idle connection is kept: longer than clients keep theirs (httpx 5, aiohttp 15), so that they close it,
+and no request is sent on one that the server is just closing."""
 _BACKLOG = 128
 """Connections that are accepted in one go, before any of them can be refused."""
 
