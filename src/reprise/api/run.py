@@ -75,8 +75,10 @@ def _is_loopback(listener: socket.socket) -> bool:
 
 
 KEEP_ALIVE_S = 30
-"""Seconds that an idle connection is kept: longer than clients keep theirs (httpx 5, aiohttp 15), so that they close it,
-and no request is sent on one that the server is just closing."""
+"""Seconds that an idle connection is kept: longer than clients keep theirs (httpx 5, aiohttp 15).
+
+A request may be lost that is sent on a connection while the server closes it.
+"""
 _BACKLOG = 128
 """Connections that are accepted in one go, before any of them can be refused."""
 
