@@ -29,7 +29,7 @@ from tests.agents.packages import installed, python_with
 from tests.agents.recording import ExchangeRecorder, recording, write
 from tests.agents.test_open_webui import LEFT_OUT, open_webui
 from tests.agents.test_open_webui import VERSION as OPEN_WEBUI
-from tests.agents.test_real_agents import CLAUDE, PACKAGES, run
+from tests.agents.test_real_agents import PACKAGES, run, run_claude
 from tests.agents.test_real_clients import AI_SDK, CLIENTS, PYPI
 from tests.pictures import png
 from tests.vision.families import FAMILIES
@@ -169,16 +169,8 @@ def test_claude_code_reads_an_image(
 ) -> None:
     seen.tool = "Read"
     seen.calls = [{"file_path": str(folder / "a.png")}, {"file_path": str(folder / "a.txt")}]
-    told = run(
-        ["node", str(programs / CLAUDE), "-p", TASK, "--allowedTools", "Read", "--output-format", "json"],
-        folder,
-        tmp_path_factory.mktemp("home"),
-        **AGENTS["claude"].command(seen.address).variables,
-        DISABLE_TELEMETRY="1",
-        DISABLE_ERROR_REPORTING="1",
-        DISABLE_AUTOUPDATER="1",
-        IS_SANDBOX="1",
-    )
+    home = tmp_path_factory.mktemp("home")
+    told = run_claude(programs, seen.address, folder, home, "--allowedTools", "Read", task=TASK)
     assert json.loads(told)["result"] == ANSWER
     assert_goes_on(seen, "Claude Code 2.1.330")
     keep(recorder, "claude_code_2_1_330", "Claude Code 2.1.330", seen, folder)

@@ -67,6 +67,20 @@ def run(command: list[str], folder: Path, home: Path, **names: str) -> str:
     return made.stdout
 
 
+def run_claude(programs: Path, at: ServerAddress, folder: Path, home: Path, *options: str, task: str = TASK) -> str:
+    """Claude Code with a task, as `reprise launch` would start it. Returns what it prints: JSON."""
+    return run(
+        ["node", str(programs / CLAUDE), "-p", task, "--output-format", "json", *options],
+        folder,
+        home,
+        **AGENTS["claude"].command(at).variables,
+        DISABLE_TELEMETRY="1",
+        DISABLE_ERROR_REPORTING="1",
+        DISABLE_AUTOUPDATER="1",
+        IS_SANDBOX="1",
+    )
+
+
 def calls_once(
     server: Serving, arguments: dict[str, dict[str, object]], *, answer: str = "It says hello."
 ) -> Callable[[Job], str]:
@@ -122,27 +136,8 @@ def test_claude_code(
     recorder: ExchangeRecorder | None,
 ) -> None:
     server.engine.says = calls_once(server, {"Read": {"file_path": str(folder / "a.txt")}})
-    told = run(
-        [
-            "node",
-            str(programs / CLAUDE),
-            "-p",
-            TASK,
-            "--allowedTools",
-            "Read",
-            "--output-format",
-            "json",
-            "--max-turns",
-            "4",
-        ],
-        folder,
-        tmp_path_factory.mktemp("home"),
-        **AGENTS["claude"].command(address(server)).variables,
-        DISABLE_TELEMETRY="1",
-        DISABLE_ERROR_REPORTING="1",
-        DISABLE_AUTOUPDATER="1",
-        IS_SANDBOX="1",
-    )
+    home = tmp_path_factory.mktemp("home")
+    told = run_claude(programs, address(server), folder, home, "--allowedTools", "Read", "--max-turns", "4")
     result = json.loads(told)
     assert result["result"] == "It says hello."
     assert result["num_turns"] == 2
@@ -178,22 +173,13 @@ def test_claude_code_with_sub_agents(
     server: Serving, programs: Path, folder: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """They are told apart, and how they begin is computed once; later before the first of them is there."""
-    command = ["node", str(programs / CLAUDE), "-p", TASK, "--allowedTools", "Read,Agent", "--output-format", "json"]
     for has_seen_one in (False, True):
         server.engine.says = starts_agents(server, folder / "a.txt", task=int(has_seen_one))
         # As if it were evicted: what the server has seen of this client it still knows.
         server.engine.clear()
         before = {record["id"] for record in server.client.get("/v1/cache/requests").json()["data"]}
-        run(
-            command,
-            folder,
-            tmp_path_factory.mktemp("home"),
-            **AGENTS["claude"].command(address(server)).variables,
-            DISABLE_TELEMETRY="1",
-            DISABLE_ERROR_REPORTING="1",
-            DISABLE_AUTOUPDATER="1",
-            IS_SANDBOX="1",
-        )
+        home = tmp_path_factory.mktemp("home")
+        run_claude(programs, address(server), folder, home, "--allowedTools", "Read,Agent")
         server.wait_until_idle()
         records = [r for r in server.client.get("/v1/cache/requests").json()["data"] if r["id"] not in before][::-1]
         parent, one, other = (list(chat) for _, chat in groupby(sorted(records, key=agent_of), key=agent_of))
