@@ -344,3 +344,11 @@ async def test_a_validation_error_inside_a_handler_is_the_requests_fault(
         "`seed`: Input should be a valid integer.",
     )
     assert named is None or named in error
+
+
+async def test_a_model_that_is_not_there_is_not_called_always_loaded() -> None:
+    async with api() as a:
+        wrong = await a.client.post("/v1/models/nobody/unload")
+        assert (wrong.status_code, "'nobody' is not served here" in wrong.text) == (404, True)
+        only = await a.client.post(f"/v1/models/{MODEL}/unload")
+        assert (only.status_code, "always loaded" in only.text) == (400, True)

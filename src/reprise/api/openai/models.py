@@ -6,7 +6,7 @@ from typing import Any
 from fastapi import Request
 
 from reprise.api.http.sse import while_connected
-from reprise.api.service.models import Models, ServedModel
+from reprise.api.service.models import ServedModel
 from reprise.api.service.served import Served
 from reprise.api.service.service import ChatService
 from reprise.api.wire.body_reading import api_router
@@ -50,7 +50,7 @@ async def get_model(model_id: str, request: Request, context: InContext) -> dict
 @router.post(f"{PREFIX}/{{model_id:path}}/load")
 async def load_model(model_id: str, request: Request, context: InContext) -> dict[str, Any]:
     """Load a model's weights, if they are not here. Answers when they are."""
-    model = _several(context).of(model_id)
+    model = _one_of_several(context, model_id)
     await while_connected(request.receive, model.ready())
     return _of(model, request)
 
@@ -58,18 +58,19 @@ async def load_model(model_id: str, request: Request, context: InContext) -> dic
 @router.post(f"{PREFIX}/{{model_id:path}}/unload")
 async def unload_model(model_id: str, request: Request, context: InContext) -> dict[str, Any]:
     """Unload a model's weights as soon as nothing runs on them. Answers when they are gone; what is stored stays."""
-    model = _several(context).of(model_id)
+    model = _one_of_several(context, model_id)
     await while_connected(request.receive, model.unloaded())
     return _of(model, request)
 
 
-def _several(context: Context) -> Models[ChatService]:
+def _one_of_several(context: Context, model_id: str) -> ServedModel[ChatService]:
     if context.models is None:
+        context.service.served.check_name(model_id)
         raise BadRequest(
             "This server has one model, which is always loaded. Start it with several models, --models-dir or "
             "--keep-alive to load and unload them."
         )
-    return context.models
+    return context.models.of(model_id)
 
 
 def _of(model: ServedModel[ChatService], request: Request) -> dict[str, Any]:
