@@ -196,6 +196,9 @@ def test_a_jpeg_of_very_many_scans_is_refused() -> None:
     assert image_of(_scanned(3) + b"\0\2" + b"\xff\xda\0\2" * 200, max_pixels=MANY).width == 64
     noted = b"\xff\xd8\xff\xed" + struct.pack(">H", 402) + b"\xff\xda" * 200
     assert image_of(noted + _scanned(3)[2:], max_pixels=MANY).width == 64
+    assert image_of(noted + _scanned(100)[2:], max_pixels=MANY).width == 64, "a hundred are not too many"
+    # One that is cut off has no end.
+    assert image_of(noted + _scanned(3)[2:-2], max_pixels=MANY).width == 64
 
 
 def test_other_modes_are_seen_in_eight_bits() -> None:

@@ -154,5 +154,9 @@ def test_entries_that_are_copied_count_for_rows_that_decode() -> None:
     assert known.of(4, 1000, num_decoding=2) == known.of(4, 1000) + 3 * 2 * 1000 == price(Full()).of(4, 1000) + 6000
 
 
+def test_tokens_whose_logits_are_computed_cost_more() -> None:
+    assert replace(price(Full()), per_output=7).of(4, 1000, num_outputs=3) == price(Full()).of(4, 1000) + 21
+
+
 def test_only_what_exceeds_what_is_kept_counts() -> None:
     assert [beyond(100, 40), beyond(100, 140), beyond(0, 40), beyond(None, 40)] == [0, 40, 40, 0]

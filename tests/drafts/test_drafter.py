@@ -375,6 +375,13 @@ def test_looking_up_in_vain_takes_a_small_share_of_the_time(search_s: float, mos
             request.accept([token])
     assert taken_s / 40.0 <= most, taken_s / 40.0
     assert history.num_lookups == 4000 or search_s > 0.0001
+    # One step in sixteen looks up even then, so that text that begins to repeat is found.
+    drafts.searches.add(-100)
+    request, before = begin(drafts, list(range(100, 400))), history.num_lookups
+    for token in range(5000, 5032):
+        assert proposed(request) == ([], None)
+        request.accept([token])
+    assert (history.num_lookups - before, drafts.searches.is_overdrawn) == (2, True)
     # What look-ups bring pays for them.
     drafts.note_verified(DraftSource.HISTORY, num=16, num_accepted=16, saved_s=0.1)
     assert not drafts.searches.is_overdrawn

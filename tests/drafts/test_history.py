@@ -94,6 +94,8 @@ def test_old_tokens_give_way_and_are_not_found() -> None:
     for _ in range(3):
         history.append(as_tokens(rng.integers(0, 100_000, 512)))
     assert history.find(TextEnd(first[:20].tolist()), num=4) is None
+    assert history.start > 0 and history.token(history.start) is not None
+    assert [history.token(at) for at in (0, history.start - 1, history.end, history.end + 5)] == [None] * 4
     assert history.nbytes <= 4 * _CAPACITY + 16 * _CAPACITY * len(NGRAMS)
     history.check()
 
