@@ -135,7 +135,8 @@ def test_a_job_waits_for_room_for_its_dearest_pass_too() -> None:
     # And one that prefills already needs it as well.
     deep = PrefillingJob(id="deep", arrived_s=0, position=0, end=200)
     needed = price.of(16, 200) - 800 + 30
-    beside = replace(state, prefilling=(deep,), free_nbytes=needed - 1)
+    shallow = replace(deep, id="shallow", end=50)
+    beside = replace(state, prefilling=(deep, shallow), free_nbytes=needed - 1)
     assert decide(beside, SchedulerLimits()).admit == ()
 
 
