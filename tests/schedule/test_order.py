@@ -135,9 +135,9 @@ def test_a_job_waits_for_room_for_its_dearest_pass_too() -> None:
     # And one that prefills already needs it as well.
     deep = PrefillingJob(id="deep", arrived_s=0, position=0, end=200)
     needed = price.of(16, 200) - 800 + 30
-    shallow = replace(deep, id="shallow", end=50)
-    beside = replace(state, prefilling=(deep, shallow), free_nbytes=needed - 1)
-    assert decide(beside, SchedulerLimits()).admit == ()
+    beside = replace(state, prefilling=(deep, replace(deep, id="shallower", end=150)), free_nbytes=needed)
+    assert decide(beside, SchedulerLimits()).admit == ("new",)
+    assert decide(replace(beside, free_nbytes=needed - 1), SchedulerLimits()).admit == ()
 
 
 def test_a_job_waits_for_room_for_the_tower_too_which_runs_for_one_image_at_a_time() -> None:
