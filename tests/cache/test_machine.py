@@ -56,6 +56,12 @@ class StoreMachine(RuleBasedStateMachine):
         self.trial.commit(whole, namespace=request.namespace, kind=BoundaryKind.GENERATION_END)
         return (request.namespace, whole)
 
+    @rule(target=chats, chat=chats, cut=st.integers(0, 60), more=runs())
+    def next_turn_is_known(self, chat: Chat, cut: int, more: tuple[int, ...]) -> Chat:
+        upcoming = chat[1][:cut] + more
+        self.trial.expect(upcoming, namespace=chat[0], follows=chat[1])
+        return (chat[0], upcoming)
+
     @rule(chat=chats, fails_after=st.integers(0, 4))
     def source_fails(self, chat: Chat, fails_after: int) -> None:
         self.trial.commit((*chat[1], 9), namespace=chat[0], fails_after=fails_after)

@@ -405,6 +405,60 @@ def test_what_a_request_stores_counts_as_its_own_even_where_an_earlier_prompt_is
     cache.release(lease)
 
 
+def looped_and_expected(cache: PrefixCache, sizes: Sizes) -> tuple[Tokens, Tokens, int]:
+    """A tool loop of 200 tokens on a chat of 100, and how the chat's next turn is known to begin: without the loop."""
+    start = run_of(1, 100)
+    loop, stripped = join_tokens(start, run_of(2, 200)), join_tokens(start, run_of(3, 150))
+    serve(cache, start, sizes)
+    serve(cache, loop, sizes, stable_at=300)
+    number = cache.order.policy.number_of(loop, namespace="")
+    assert number is not None
+    cache.expect(cache.match(stripped), number=number)
+    cache.check()
+    return loop, stripped, number
+
+
+@pytest.mark.parametrize("layout", [HYBRID, Sizes(full=1, window=1, window_tokens=8)], ids=["snapshots", "window"])
+def test_how_the_next_turn_begins_takes_the_room_of_what_its_chat_then_leaves(layout: Sizes) -> None:
+    endless, other = store("cost", layout, None), run_of(9, 100)
+    serve(endless, other, layout)
+    looped_and_expected(endless, layout)
+    cache = store("cost", layout, endless.nbytes + 60)
+    serve(cache, other, layout)
+    loop, stripped, number = looped_and_expected(cache, layout)
+    stored = cache.commit(stripped, SizedSource(layout, 1), kind=BoundaryKind.STABLE, number=number, stable_at=250)
+    cache.check()
+    assert stored.is_resumable
+    assert resumes_at(cache, other) == 100, "which another chat needs is not evicted for it"
+    assert resumes_at(cache, loop) == 100
+
+
+def test_a_chat_that_goes_on_as_it_was_not_expected_to_has_left_nothing() -> None:
+    cache = store("cost", HYBRID, None)
+    loop, _, _ = looped_and_expected(cache, HYBRID)
+    tip = next(c for c in cache.tree.checkpoints() if c.position == 300)
+    start = next(c for c in cache.tree.checkpoints() if c.position == 100)
+    assert tip.is_superseded
+    assert not start.is_superseded, "the next turn goes on there"
+    cache.release(cache.lease(cache.match(loop), 300))
+    assert not tip.is_superseded
+    assert start.is_superseded
+
+
+def test_what_other_chats_left_beside_the_next_turn_is_theirs() -> None:
+    cache = store("cost", HYBRID, None)
+    start = run_of(1, 100)
+    serve(cache, start, HYBRID)
+    theirs, ours = join_tokens(start, run_of(2, 60)), join_tokens(start, run_of(3, 60))
+    serve(cache, theirs, HYBRID)
+    serve(cache, ours, HYBRID)
+    number = cache.order.policy.number_of(ours, namespace="")
+    assert number is not None
+    cache.expect(cache.match(join_tokens(start, run_of(4, 60))), number=number)
+    left = {c.position: c.is_superseded for c in cache.tree.checkpoints() if c.node.last_visit != number}
+    assert left == {160: False}
+
+
 @pytest.mark.parametrize("is_restored", [True, False])
 def test_a_path_that_fills_the_budget_grows_by_taking_the_place_of_where_its_request_resumed(
     *, is_restored: bool

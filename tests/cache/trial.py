@@ -163,6 +163,14 @@ class CacheTrial:
         )
         return done
 
+    def expect(self, tokens: Sequence[int], *, namespace: str, follows: Sequence[int]) -> None:
+        """It is found out how the next turn of the chat begins that these tokens continue."""
+        number = self.cache.order.policy.number_of(as_tokens(follows), namespace=namespace)
+        if number is not None:
+            self.num_changes += 1
+            self.cache.expect(self.cache.match(as_tokens(tokens), namespace=namespace), number=number)
+            self.superseded |= self._checkpoints(only_superseded=True)
+
     def evict(self) -> None:
         """Evict one item; prompts that lose something are told so.
 

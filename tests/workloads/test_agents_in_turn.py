@@ -1,4 +1,4 @@
-"""Agent sessions one after the other, in room for one and a half of them, and what runs: exact counts over HTTP."""
+"""Agent sessions one after the other, in room for more than one of them, and what runs: exact counts over HTTP."""
 
 from pathlib import Path
 
@@ -46,7 +46,7 @@ def computed(server: Serving) -> list[int]:
 
 
 @pytest.mark.matrix
-def test_in_room_for_one_and_a_half_they_compute_what_endless_memory_computes(models: dict[str, Path]) -> None:
+def test_in_room_for_more_than_one_they_compute_what_endless_memory_computes(models: dict[str, Path]) -> None:
     with serving(models["qwen3_5"]) as endless:
         last = session(endless, 0)[-1]
         endless.engine.clear()
@@ -57,6 +57,8 @@ def test_in_room_for_one_and_a_half_they_compute_what_endless_memory_computes(mo
         endless.engine.clear()
         endless.engine.oracle = Oracle()
         least = computed(endless)
-    with serving(models["qwen3_5"], cache_bytes=Bytes(int(1.5 * one) + running)) as bounded:
-        seen = computed(bounded)
-    assert sum(seen) <= 1.02 * sum(least), [pair for pair in zip(seen, least, strict=True) if pair[0] != pair[1]]
+    for room in (1.2, 1.5, 2.0):
+        with serving(models["qwen3_5"], cache_bytes=Bytes(int(room * one) + running)) as bounded:
+            seen = computed(bounded)
+        more = [pair for pair in zip(seen, least, strict=True) if pair[0] != pair[1]]
+        assert sum(seen) <= 1.02 * sum(least), (room, more)

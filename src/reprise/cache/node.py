@@ -126,8 +126,9 @@ class Checkpoint:
 
     `snapshot` is None for models without snapshots. `last_use` is the tree's clock when the position was committed or
     resumed from; `num_uses` counts the resumes. `superseded_by`: a later tip of the same conversation. `is_lost`: it
-    was dropped, so its conversation cannot resume here. `is_auxiliary`: only auxiliary requests (titles, tags) used it.
-    `stable_at`: the next turn may differ past this position (None: not known).
+    was dropped, so its conversation cannot resume here. `is_left`: the conversation's next turn is known to begin
+    otherwise. `is_auxiliary`: only auxiliary requests (titles, tags) used it. `stable_at`: the next turn may differ
+    past this position (None: not known).
     """
 
     position: int
@@ -138,16 +139,17 @@ class Checkpoint:
     num_uses: int = 0
     superseded_by: "Checkpoint | None" = None
     is_lost: bool = False
+    is_left: bool = False
     is_auxiliary: bool = False
     stable_at: int | None = None
 
     @property
     def is_superseded(self) -> bool:
-        """Whether its conversation can resume at a later tip."""
+        """Whether its conversation resumes elsewhere: at a later tip, or where its next turn parts from this path."""
         by = self.superseded_by
-        while by is not None and by.is_lost:
+        while by is not None and (by.is_lost or by.is_left):
             by = by.superseded_by
-        return by is not None
+        return self.is_left or by is not None
 
     @property
     def is_in_tree(self) -> bool:

@@ -14,6 +14,7 @@ from reprise.cache.eviction import (
     EvictionOrder,
     end_of_use,
     superseded_beside,
+    superseded_kinds,
     superseded_on,
     unneeded,
 )
@@ -211,13 +212,19 @@ class PrefixCache:
             self.order.policy.answered(lease.number, num_tokens, calls_tool=calls_tool)
 
     def expect(self, match: Match, *, number: int, calls_tool: bool | None = None) -> None:
-        """Tell the policy that the next turn of request `number` will begin with the matched prompt.
+        """Record that the next turn of request `number` will begin with the matched prompt.
 
-        `calls_tool`: whether the answer to that request ends with a tool call.
+        What the request left beside that path is no longer where its chat goes on. `calls_tool`: whether the answer to
+        the request ends with a tool call.
         """
         self.order.policy.expect(
             match.tokens, known=match.length, number=number, namespace=match.namespace, calls_tool=calls_tool
         )
+        if match.length < len(match.tokens):
+            for checkpoint in self._beside(match, number):
+                if checkpoint.kind in superseded_kinds(BoundaryKind.STABLE):
+                    self.tree.leave(checkpoint)
+                    self.order.place(checkpoint)
 
     def note_lineage(self, job_id: str, lease: Lease, lineage: Lineage, *, trunk_at: int, namespace: str) -> None:
         """Record what this lease's request tells of other chats; `trunk_at`: its system prompt and tools end there.
@@ -254,13 +261,18 @@ class PrefixCache:
             self._visit(node, number)
         if continued is not None:
             # The chat has continued: what its earlier prompt left beside this path is scored lower.
-            beside = last.children.values() if match.length == last.stop else (last,)
-            for top in [node for node in beside if node.last_visit == continued]:
-                for node in subtree(top):
-                    for checkpoint in node.checkpoints.values():
-                        self.order.place(checkpoint)
+            for checkpoint in self._beside(match, continued):
+                self.order.place(checkpoint)
         self.order.advance(number)
         return number
+
+    @staticmethod
+    def _beside(match: Match, number: int) -> list[Checkpoint]:
+        """The checkpoints that prompt `number` was the last to pass, past the end of the matched path."""
+        last = match.walk.last
+        tops = last.children.values() if match.length == last.stop else (last,)
+        nodes = [node for top in tops for node in subtree(top) if node.last_visit == number]
+        return [c for node in nodes for c in node.checkpoints.values() if c.position > match.length]
 
     def _visit(self, node: Node, number: int) -> None:
         """Record that prompt `number` passed through `node`; re-evaluate the checkpoints whose score that changes."""

@@ -149,6 +149,7 @@ class RadixTree:
         if used is not None:
             used.last_use = self.clock
             used.num_uses += 1
+            used.is_left = False
         return used
 
     def visit(self, node: Node, number: int) -> bool:
@@ -252,7 +253,7 @@ class RadixTree:
         """Record another commit at this checkpoint: it is a tip again, and gets the better of the two kinds."""
         checkpoint.kind = min(kind, checkpoint.kind, key=list(BoundaryKind).index)
         checkpoint.last_use = checkpoint.node.last_use
-        checkpoint.superseded_by, checkpoint.stable_at = None, stable_at
+        checkpoint.superseded_by, checkpoint.is_left, checkpoint.stable_at = None, False, stable_at
         checkpoint.is_auxiliary = checkpoint.is_auxiliary and is_auxiliary
 
     def inherit_uses(self, checkpoint: Checkpoint) -> None:
@@ -268,6 +269,10 @@ class RadixTree:
     def supersede(self, checkpoint: Checkpoint, by: Checkpoint) -> None:
         """Mark the checkpoint as superseded by a newer one of the same conversation."""
         checkpoint.superseded_by = by
+
+    def leave(self, checkpoint: Checkpoint) -> None:
+        """Mark the checkpoint as one where its conversation does not go on."""
+        checkpoint.is_left = True
 
     def drop_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Remove a checkpoint and release its bytes."""
