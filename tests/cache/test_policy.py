@@ -479,6 +479,88 @@ def test_a_path_that_fills_the_budget_grows_by_taking_the_place_of_where_its_req
     assert resumes_at(cache, tokens) == (230 if is_restored else 200), "what does not fit takes nobody's place"
 
 
+@pytest.mark.parametrize(
+    ("kind", "position", "stable_at", "grows"),
+    [
+        (BoundaryKind.SYSTEM, 5, 300, True),
+        (BoundaryKind.SYSTEM, 150, 300, False),
+        (BoundaryKind.STABLE, 5, 5, False),
+    ],
+    ids=["passed", "worth more to others", "the chat may go on there"],
+)
+def test_a_path_that_fills_the_budget_grows_by_the_room_of_what_it_has_passed(
+    kind: BoundaryKind, position: int, stable_at: int, *, grows: bool
+) -> None:
+    cache, tokens, source = store("cost", HYBRID, 440), run_of(1, 300), SizedSource(HYBRID, 1)
+    serve(cache, tokens[:position], HYBRID, kind=kind)
+    serve(cache, tokens[:200], HYBRID, kind=BoundaryKind.INTERVAL, stable_at=stable_at)
+    lease = cache.lease(cache.match(tokens), 200)
+    lease.is_restored = True
+    stored = cache.commit(tokens[:260], source, kind=BoundaryKind.INTERVAL, number=lease.number, stable_at=stable_at)
+    cache.release(lease)
+    cache.check()
+    assert stored.is_resumable == grows
+    assert sorted(c.position for c in cache.tree.checkpoints()) == ([260] if grows else [position, 200])
+
+
+@pytest.mark.parametrize(("stable_at", "is_superseded"), [(120, True), (100, False)])
+def test_a_checkpoint_that_the_next_turn_repeats_supersedes_a_stable_one(
+    *, stable_at: int, is_superseded: bool
+) -> None:
+    cache, tokens = store("cost", HYBRID, None), run_of(1, 110)
+    serve(cache, tokens[:90], HYBRID)
+    serve(cache, tokens, HYBRID, kind=BoundaryKind.INTERVAL, stable_at=stable_at)
+    older = next(c for c in cache.tree.checkpoints() if c.position == 90)
+    assert older.is_superseded == is_superseded
+
+
+def test_a_turn_displaces_a_chat_for_what_it_adds_to_its_own() -> None:
+    cache = store("cost", HYBRID, 510)
+    idle, growing = run_of(1, 200), run_of(2, 400)
+    serve(cache, idle, HYBRID)
+    serve(cache, growing[:100], HYBRID)
+    serve(cache, growing[:120], HYBRID)
+    assert resumes_at(cache, idle) == 200, "twenty tokens are computed again sooner than two hundred"
+    serve(cache, growing[:390], HYBRID)
+    assert resumes_at(cache, growing) == 390
+
+
+@pytest.mark.parametrize(
+    ("sizes", "cost"), [(HYBRID, 20), (Sizes(full=1, window=1, window_tokens=8), 120)], ids=["snapshot", "entries"]
+)
+def test_a_snapshot_is_worth_what_it_adds_and_entries_the_path_that_needs_them(sizes: Sizes, cost: int) -> None:
+    cache, tokens = store("cost", sizes, None), run_of(1, 120)
+    serve(cache, tokens[:100], sizes)
+    kind = BoundaryKind.STABLE
+    new = cache.order.new_candidate(
+        cache.tree.walk(tokens, ""), 120, 50, kind=kind, stable_at=None, visit=None, is_auxiliary=False
+    )
+    assert new.cost == cost
+
+
+def test_what_a_chat_has_passed_is_worth_what_others_use_of_it() -> None:
+    policy = ExpectedSaving()
+    for turn in range(1, 9):
+        policy.arrive(run_of(1, 50 * turn), known=50 * (turn - 1), namespace="")
+    tip, passed = candidate(last_visit=8, first_visit=1), candidate(last_visit=8, first_visit=1, is_passed=True)
+    shared = candidate(last_visit=8, first_visit=1, is_passed=True, num_uses=5)
+    assert policy.score(passed) < policy.score(tip)
+    assert policy.score(passed) < policy.score(shared)
+
+
+def test_a_system_prompt_counts_as_passed_while_the_chat_behind_it_is_stored() -> None:
+    cache, tokens = store("cost", HYBRID, None), run_of(1, 100)
+    serve(cache, tokens[:20], HYBRID, kind=BoundaryKind.SYSTEM)
+    start = next(cache.tree.checkpoints())
+    assert not cache.order.candidate(start).is_passed
+    serve(cache, tokens[:60], HYBRID, kind=BoundaryKind.GENERATION_END, stable_at=40)
+    assert not cache.order.candidate(start).is_passed, "the next turn may not repeat the answer"
+    serve(cache, tokens, HYBRID)
+    assert cache.order.candidate(start).is_passed
+    cache.release(cache.lease(cache.match(join_tokens(tokens[:20], run_of(2, 50))), 20))
+    assert not cache.order.candidate(start).is_passed, "the chat that came last has nothing further on"
+
+
 def test_a_short_turn_is_no_reason_to_drop_a_long_chat_as_a_whole() -> None:
     policy = ExpectedSaving()
     long, turn = candidate(cost=1000, nbytes=1000), candidate(cost=20, nbytes=20)

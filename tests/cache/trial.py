@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from reprise.cache.eviction import superseded_on
 from reprise.cache.lookup import Match
 from reprise.cache.node import Lease, SegmentSizes
-from reprise.cache.policy import Policy
+from reprise.cache.policy import SHARED_KINDS, Policy
 from reprise.cache.prefix_cache import Committed, PrefixCache
 from reprise.core.kinds import KvKind, Layout
 from reprise.core.prompt import BoundaryKind
@@ -122,7 +122,9 @@ class CacheTrial:
         before, evictions, held = stored_in(self.cache), self.cache.stats.num_evictions, self.cache.nbytes
         match = self.cache.match(as_tokens(tokens), namespace=namespace)
         stood = match.length
-        older = superseded_on(match.walk.nodes, len(tokens), kind)
+        # What it supersedes, and beginnings that others share: a path that fills the budget may need their room.
+        shared = [c for node in match.walk.nodes for c in node.checkpoints.values() if c.kind in SHARED_KINDS]
+        older = [*superseded_on(match.walk.nodes, len(tokens), kind, None), *shared]
         replaced = {(namespace, tuple(tokens[: each.position])) for each in older if each.position <= stood}
         source = HashSource(tokens, fails_after=fails_after)
         is_pinned = pinned_until > self.clock.now

@@ -184,6 +184,7 @@ class EvictionOrder:
             first_visit=node.first_visit,
             num_passes=node.num_uses,
             is_tail=is_end and layout.resumes_anywhere and is_tail(checkpoint),
+            is_passed=not layout.resumes_anywhere and _is_passed(checkpoint),
             has_ended=trunk_at is not None and checkpoint.position > trunk_at,
             alive_at=self.lineages.alive_at(node.last_visit),
         )
@@ -198,12 +199,27 @@ class EvictionOrder:
         return start if trunk_at is None or end.position <= trunk_at else max(start, trunk_at)
 
     def new_candidate(
-        self, walk: Walk, position: int, nbytes: int, *, kind: BoundaryKind, visit: int | None, is_auxiliary: bool
+        self,
+        walk: Walk,
+        position: int,
+        nbytes: int,
+        *,
+        kind: BoundaryKind,
+        stable_at: int | None,
+        visit: int | None,
+        is_auxiliary: bool,
     ) -> EvictionCandidate:
-        """What is known about a checkpoint of `nbytes` that a commit would add at `position`, past the walked path."""
+        """What is known about a checkpoint of `nbytes` that a commit would add at `position`, past the walked path.
+
+        A snapshot saves what lies beyond the checkpoint that its chat has without it, even one that it would supersede.
+        Entries are stored by a later commit if not by this one, so they are worth what the path without those saves.
+        """
         below = walk.length
         if not self._tree.layout.resumes_anywhere:
-            below = _current_below(walk.last, min(walk.length, position - 1), leaving=superseded_kinds(kind))
+            leaving = frozenset[BoundaryKind]()
+            if not self._tree.layout.has_snapshots:
+                leaving = superseded_kinds(position, kind, stable_at)
+            below = _current_below(walk.last, min(walk.length, position - 1), leaving=leaving)
         now = self._tree.clock + 1
         return EvictionCandidate(
             kind=kind,
@@ -251,6 +267,23 @@ def _current_below(node: Node, limit: int, *, leaving: frozenset[BoundaryKind] =
     return 0
 
 
+def _is_passed(checkpoint: Checkpoint) -> bool:
+    """Whether the chat that was last there resumes further on: where its next turn repeats everything before."""
+    node = checkpoint.node
+    while True:
+        for beyond in node.checkpoints.down_from(node.stop):
+            if beyond.position <= checkpoint.position:
+                break
+            is_stable = BoundaryKind.STABLE in superseded_kinds(beyond.position, beyond.kind, beyond.stable_at)
+            if is_stable and not beyond.is_superseded:
+                return True
+        # The one that was used last is at the end.
+        below = next(reversed(node.children.values()), None)
+        if below is None or below.last_visit != checkpoint.node.last_visit:
+            return False
+        node = below
+
+
 def _is_shared(checkpoint: Checkpoint) -> bool:
     """Whether several requests have resumed there, or several paths go on from there."""
     num_branches = len(checkpoint.node.children) if checkpoint.position == checkpoint.node.stop else 0
@@ -273,16 +306,21 @@ def _stop_of(segment: Segment) -> int:
     return segment.span.stop
 
 
-def superseded_kinds(kind: BoundaryKind) -> frozenset[BoundaryKind]:
-    """The kinds of earlier checkpoints on the path that one of this kind supersedes."""
-    if kind is BoundaryKind.STABLE:
+def superseded_kinds(position: int, kind: BoundaryKind, stable_at: int | None) -> frozenset[BoundaryKind]:
+    """The kinds of earlier checkpoints on the path that one of this kind supersedes.
+
+    `stable_at`: the next turn repeats the path up to there, so a checkpoint before it is as good as a stable one.
+    """
+    if kind is BoundaryKind.STABLE or (kind in _TIPS and stable_at is not None and position <= stable_at):
         return _TIPS | {BoundaryKind.STABLE}
     return _TIPS if kind in _TIPS else frozenset()
 
 
-def superseded_on(nodes: Sequence[Node], position: int, kind: BoundaryKind) -> Iterator[Checkpoint]:
+def superseded_on(
+    nodes: Sequence[Node], position: int, kind: BoundaryKind, stable_at: int | None
+) -> Iterator[Checkpoint]:
     """The checkpoints on this path (from the root) that a new one of this kind at `position` supersedes."""
-    kinds = superseded_kinds(kind)
+    kinds = superseded_kinds(position, kind, stable_at)
     for node in nodes:
         for checkpoint in node.checkpoints.values():
             if checkpoint.position < position and checkpoint.kind in kinds and not checkpoint.is_superseded:

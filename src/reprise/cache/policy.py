@@ -8,11 +8,11 @@ from bisect import bisect_right
 from dataclasses import dataclass
 from typing import Protocol
 
-from reprise.cache.reuse_rate import ConversationHistory, ReuseRateEstimator
+from reprise.cache.reuse_rate import PRIOR_RATE, ConversationHistory, ReuseRateEstimator
 from reprise.core.prompt import BoundaryKind
 from reprise.core.tokens import Tokens
 
-_SHARED = frozenset({BoundaryKind.SYSTEM, BoundaryKind.EXPLICIT})
+SHARED_KINDS = frozenset({BoundaryKind.SYSTEM, BoundaryKind.EXPLICIT})
 """Kinds of checkpoints that several chats may share."""
 
 _ENOUGH = 256
@@ -33,8 +33,8 @@ class EvictionCandidate:
     `last_use`, `now`: the cache's clock. `num_uses`: requests that resumed here. `num_branches`: paths that continue
     from here. `last_visit`, `first_visit`: the numbers of the last and first prompt on its path (None: not known).
     `num_passes`: requests whose path leads through it. `is_tail`: it lies past the stable boundary of its path.
-    `has_ended`: only a chat that will not go on brought it here. `alive_at`: the number of the last prompt sent on
-    behalf of its chat, which waits for it.
+    `is_passed`: the chat that was here last goes on from further on. `has_ended`: only a chat that will not go on
+    brought it here. `alive_at`: the number of the last prompt sent on behalf of its chat, which waits for it.
     """
 
     kind: BoundaryKind
@@ -50,6 +50,7 @@ class EvictionCandidate:
     first_visit: int | None = None
     num_passes: int = 0
     is_tail: bool = False
+    is_passed: bool = False
     has_ended: bool = False
     alive_at: int | None = None
 
@@ -112,10 +113,11 @@ class ExpectedSaving:
 
     Score = tokens saved per use × expected uses per prompt of waiting ÷ bytes. The rate at which chats return is
     learned from all chats, evicted ones included (`reprise.cache.reuse_rate`), as is the rate at which new paths branch
-    off shared ones. The length of the answer refines the estimate: a one-word answer usually ends a task. How often the
-    next turn repeats what lies past the stable boundary is learned for all chats together. When a chat continues
-    elsewhere or has ended, what it left has a score below -1 and is evicted first, the least useful first; then what
-    auxiliary requests brought, so that these never displace a chat. New entries that are
+    off shared ones. What a chat has passed, such as its system prompt, is used by others alone: as often as so far. The
+    length of the answer refines the estimate: a one-word answer usually ends a task. How often the next turn repeats
+    what lies past the stable boundary is learned for all chats together. When a chat continues elsewhere or has ended,
+    what it left has a score below -1 and is evicted first, the least useful first; then what auxiliary requests
+    brought, so that these never displace a chat. New entries that are
     expected to save less than anything stored are not stored, so one-off prompts do not displace chats.
     """
 
@@ -171,7 +173,10 @@ class ExpectedSaving:
         if candidate.nbytes == 0:
             return 0.0
         saved = candidate.cost / candidate.nbytes
-        rate = self._turns.rate(candidate.last_visit, since=candidate.alive_at)
+        if candidate.is_passed:
+            rate = (candidate.num_uses + PRIOR_RATE) / max(1, self._history.now - (candidate.first_visit or 0))
+        else:
+            rate = self._turns.rate(candidate.last_visit, since=candidate.alive_at)
         branched_at = self._history.last_continuation(candidate.first_visit)
         if branched_at is not None:
             rate += self._branches.rate(branched_at)
@@ -208,7 +213,7 @@ class ExpectedSaving:
         if candidate.num_branches > 1 or candidate.num_uses > 1:
             return False
         return candidate.is_superseded or (
-            candidate.kind not in _SHARED and self._history.is_continued(candidate.last_visit)
+            candidate.kind not in SHARED_KINDS and self._history.is_continued(candidate.last_visit)
         )
 
     def _rate_of_passes(self, candidate: EvictionCandidate) -> float:

@@ -14,7 +14,6 @@ from reprise.cache.eviction import (
     EvictionOrder,
     end_of_use,
     superseded_beside,
-    superseded_kinds,
     superseded_on,
     unneeded,
 )
@@ -35,7 +34,7 @@ from reprise.cache.lookup import (
 from reprise.cache.node import Checkpoint, Lease, Node, Segment, SegmentRef, SegmentSizes, Walk, path_to, subtree
 from reprise.cache.payload import Payload, SegmentPayload, Source
 from reprise.cache.pins import Pins
-from reprise.cache.policy import EvictionCandidate, ExpectedSaving, Policy
+from reprise.cache.policy import SHARED_KINDS, EvictionCandidate, ExpectedSaving, Policy
 from reprise.cache.tree import RadixTree
 from reprise.core.clock import Clock, monotonic
 from reprise.core.inspection import LastUse
@@ -222,7 +221,7 @@ class PrefixCache:
         )
         if match.length < len(match.tokens):
             for checkpoint in self._beside(match, number):
-                if checkpoint.kind in superseded_kinds(BoundaryKind.STABLE):
+                if checkpoint.kind not in SHARED_KINDS:
                     self.tree.leave(checkpoint)
                     self.order.place(checkpoint)
 
@@ -323,9 +322,14 @@ class PrefixCache:
                 visit = self.order.policy.number_of(tokens, namespace=namespace)
             if stable_at is not None and stable_at < position:
                 self.order.policy.leave_tail(tokens, stable_at, number=visit, namespace=namespace)
-            new = self.order.new_candidate(walk, position, nbytes, kind=kind, visit=visit, is_auxiliary=is_auxiliary)
-            replaced = self._replaced(walk, position, kind) if needs_snapshot else []
-            is_whole = nbytes == 0 or self._admit(nbytes, None if overrides_admission else new, replaced)
+            new = self.order.new_candidate(
+                walk, position, nbytes, kind=kind, stable_at=stable_at, visit=visit, is_auxiliary=is_auxiliary
+            )
+            replaced = self._replaced(walk, position, kind, stable_at) if needs_snapshot else []
+            admitted = None if overrides_admission else new
+            is_whole = nbytes == 0 or self._admit(nbytes, admitted, replaced)
+            if not is_whole and needs_snapshot:
+                is_whole = self._admit(nbytes, admitted, [*replaced, *self._passed(walk, position, new)])
             if not is_whole:
                 position = self._stop_that_fits(walk, position, nbytes)
                 if position == walk.length:
@@ -359,13 +363,25 @@ class PrefixCache:
         """
         return len(tokens) == node.stop or self.order.policy.number_of(tokens, namespace=namespace) is not None
 
-    def _replaced(self, walk: Walk, position: int, kind: BoundaryKind) -> list[Checkpoint]:
+    def _replaced(self, walk: Walk, position: int, kind: BoundaryKind, stable_at: int | None) -> list[Checkpoint]:
         """What a snapshot at `position` replaces, and nothing protects but requests that have resumed from there.
 
         A path that has outgrown the budget could not get any longer if it needed room for both.
         """
-        older = superseded_on(walk.nodes, position, kind)
-        return [each for each in older if not self._may_evict(each) and self._may_replace(each)]
+        older = superseded_on(walk.nodes, position, kind, stable_at)
+        return [each for each in older if self._may_replace(each)]
+
+    def _passed(self, walk: Walk, position: int, new: EvictionCandidate) -> list[Checkpoint]:
+        """What the path of a snapshot at `position` has passed and is worth less than it, the least useful first.
+
+        Other chats may share it, but a path that fills the budget could not get any longer. Stable checkpoints stay:
+        there a chat goes on whose end is rewritten.
+        """
+        below = [each for node in walk.nodes for each in node.checkpoints.values() if each.position < position]
+        passed = [each for each in below if each.kind in SHARED_KINDS and self._may_replace(each)]
+        scores = {each: self.order.policy.score(self.order.candidate(each)) for each in passed}
+        worth = self.order.policy.score(new)
+        return sorted((each for each in passed if scores[each] <= worth), key=lambda each: scores[each])
 
     def _may_replace(self, checkpoint: Checkpoint) -> bool:
         leases = [lease for lease in checkpoint.node.leases if lease.position == checkpoint.position]
@@ -440,7 +456,7 @@ class PrefixCache:
             self.tree.renew_checkpoint(checkpoint, kind, is_auxiliary=is_auxiliary, stable_at=stable_at)
         if snapshot is not None:
             self.tree.save(checkpoint, snapshot)
-        superseded = [*superseded_on(path, position, kind)]
+        superseded = [*superseded_on(path, position, kind, stable_at)]
         if kind is BoundaryKind.STABLE:
             superseded += superseded_beside(path)
         for older in superseded:

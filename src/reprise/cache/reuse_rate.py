@@ -49,7 +49,7 @@ _STARTS: list[int] = _AGES.tolist()
 _STEPS = len(_AGES)
 _WIDTHS = np.diff(np.append(_AGES, MEMORY)).astype(np.float64)
 
-_PRIOR_RATE = 0.2
+PRIOR_RATE = 0.2
 """The prior: an item of age a is used at the rate 0.2 / a."""
 
 _NEAR = (0.25, 0.5, 0.25)
@@ -322,7 +322,7 @@ def _step_of(age: int) -> int:
 def _rates(seen: Floats, time: Floats) -> Floats:
     """Rates of return by class and age (the last axis), shrunk towards the product of the marginals."""
     axes = tuple(range(seen.ndim - 1))
-    prior = _PRIOR_RATE / (_AGES + _WIDTHS / 2)
+    prior = PRIOR_RATE / (_AGES + _WIDTHS / 2)
     overall = (seen.sum(axes) + 1) / (time.sum(axes) + 1 / prior)
     expected = np.broadcast_to(overall, seen.shape)
     for axis in axes:
