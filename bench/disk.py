@@ -35,8 +35,6 @@ from reprise.core.sizes import Bytes
 from reprise.core.tokens import Span, Tokens, as_tokens
 from reprise.disk.records.record import DiskRecord
 from reprise.disk.store.cache import DiskCache
-from reprise.disk.tier import DiskTier
-from reprise.disk.write_behind import SECTION_NBYTES
 from reprise.engine.models.load import load_model
 from reprise.engine.running.live_sequence import LiveSequence
 from reprise.engine.running.records import RecordEncoder
@@ -46,7 +44,9 @@ from reprise.lab.demo.tiny.build import QWEN3_5, build_model
 from reprise.loop import EngineClient
 from reprise.loop.disk import open_disk
 from reprise.loop.sequences import SequencePool
+from reprise.loop.tier import DiskTier
 from reprise.loop.worker import Worker
+from reprise.loop.write_behind import SECTION_NBYTES
 
 _LAYERS = 32
 """As many as a real model has, so that one layer's share is as small."""

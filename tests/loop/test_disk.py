@@ -13,10 +13,9 @@ from reprise.core.job import Purpose
 from reprise.core.outcome import Reason
 from reprise.core.prompt import Boundary, BoundaryKind
 from reprise.core.sizes import Bytes
-from reprise.disk import write_behind
 from reprise.engine.running.runner import SHARES_FROM
 from reprise.lab.demo.tiny.build import build_model
-from reprise.loop import sequences
+from reprise.loop import sequences, write_behind
 from tests.loop.driving import PATIENCE_S, DrivenEngine
 from tests.loop.restarts import BLOCK, Restarts, disk_cache, disk_of, words
 from tests.models.tiny import CONFIGS

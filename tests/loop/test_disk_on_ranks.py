@@ -13,9 +13,8 @@ import pytest
 from reprise.cluster.ranks.operations import OPERATIONS
 from reprise.cluster.ranks.shards import ShardKeeper
 from reprise.core.sizes import Bytes
-from reprise.disk import write_behind
 from reprise.disk.records.format import encode, read_record
-from reprise.loop import sequences
+from reprise.loop import sequences, write_behind
 from tests.loop.driving import PATIENCE_S, DrivenEngine
 from tests.loop.following import LeaderAndFollower
 from tests.loop.rank_restarts import RankRestarts

@@ -21,10 +21,9 @@ from reprise.core.prompt import Prompt
 from reprise.core.settings import Settings
 from reprise.core.sizes import Bytes
 from reprise.core.tokens import as_tokens
-from reprise.disk import read_ahead
 from reprise.engine.memory import freeze_heap
 from reprise.engine.models.load import LoadedModel
-from reprise.loop import EngineClient, model_engine
+from reprise.loop import EngineClient, model_engine, read_ahead
 from reprise.loop.engine_thread import EngineThread
 from reprise.memory import SharedMemory
 from reprise.schedule.models import ModelLimits

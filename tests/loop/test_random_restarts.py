@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from reprise.core.sizes import Bytes
-from reprise.disk import read_ahead, write_behind
 from reprise.lab.demo.tiny.build import build_model
+from reprise.loop import read_ahead, write_behind
 from tests.loop.driving import DrivenEngine
 from tests.loop.random_restarts import RandomRestarts, SteadyTwin
 from tests.loop.restarts import Restarts

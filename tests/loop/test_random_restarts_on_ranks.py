@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from reprise.core.sizes import Bytes
-from reprise.disk import read_ahead, write_behind
-from reprise.loop import sequences
+from reprise.loop import read_ahead, sequences, write_behind
 from tests.loop.driving import DrivenEngine
 from tests.loop.random_restarts import RandomRestarts
 from tests.loop.rank_restarts import RankRestarts

@@ -12,11 +12,10 @@ from reprise.core.failpoints import ACTIONS, Failpoint
 from reprise.core.kinds import KvKind
 from reprise.core.prompt import Boundary, BoundaryKind
 from reprise.core.tokens import Span
-from reprise.disk import read_ahead, tier
-from reprise.disk.tier import DiskTier
 from reprise.engine.running import records
 from reprise.engine.running.records import RestoringSequence
-from reprise.loop import sequences
+from reprise.loop import read_ahead, sequences, tier
+from reprise.loop.tier import DiskTier
 from reprise.loop.worker import Worker
 from reprise.memory import Account
 from tests.loop.driving import DrivenEngine

@@ -13,14 +13,13 @@ from reprise.core.events import FinishReason
 from reprise.core.failpoints import ACTIONS, Failpoint
 from reprise.core.job import Purpose
 from reprise.core.kinds import Footprint
-from reprise.disk import read_ahead, write_behind
-from reprise.disk.tier import DiskTier
 from reprise.engine.running import records
 from reprise.engine.running.live_sequence import LiveSequence
 from reprise.lab.demo.tiny.build import build_model
 from reprise.lab.demo.tiny.tokenizer import MARKUP
-from reprise.loop import sequences
+from reprise.loop import read_ahead, sequences, write_behind
 from reprise.loop.sequences import SequencePool
+from reprise.loop.tier import DiskTier
 from reprise.loop.worker import Worker
 from tests.loop.driving import DrivenEngine, SubmittedJob
 from tests.loop.restarts import Restarts, words

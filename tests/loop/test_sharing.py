@@ -9,8 +9,8 @@ import pytest
 
 from reprise.core.failpoints import ACTIONS, Failpoint
 from reprise.core.sizes import Bytes
-from reprise.disk import read_ahead, write_behind
 from reprise.disk.store import watcher
+from reprise.loop import read_ahead, write_behind
 from reprise.loop.worker import Worker
 from tests.loop.driving import PATIENCE_S, DrivenEngine
 from tests.loop.restarts import BLOCK, bound_steps_of_reading, disk_cache, disk_of, words

@@ -8,9 +8,9 @@ import pytest
 from reprise.core.outcome import Reason
 from reprise.core.prompt import Prompt
 from reprise.core.tokens import as_tokens
-from reprise.disk import read_ahead
 from reprise.disk.store import store
 from reprise.disk.store.link import LinkSpeed
+from reprise.loop import read_ahead
 from tests.loop.driving import DrivenEngine
 from tests.loop.restarts import Restarts, disk_of, words
 

@@ -12,9 +12,8 @@ from reprise.core.kinds import Full, KvKind
 from reprise.core.prompt import Boundary, BoundaryKind
 from reprise.core.sizes import Bytes
 from reprise.core.tokens import Span, Tokens, as_tokens
-from reprise.disk import write_behind
 from reprise.disk.store import index
-from reprise.loop import disk
+from reprise.loop import disk, write_behind
 from reprise.loop.worker import Worker
 from tests.loop.restarts import BLOCK, Restarts, disk_cache, disk_of, words
 from tests.zoo.load import of_zoo

@@ -13,7 +13,7 @@ from typing import Any
 from reprise.cluster.ranks.group import LeadingRank, follow
 from reprise.core.settings import Settings
 from reprise.core.sizes import Bytes
-from reprise.disk import read_ahead, write_behind
+from reprise.loop import read_ahead, write_behind
 from tests.loop.driving import DrivenEngine
 from tests.loop.random_chats import RandomChats
 

@@ -9,7 +9,7 @@ import pytest
 from reprise.core.prompt import Prompt
 from reprise.core.sizes import Bytes
 from reprise.core.tokens import Span
-from reprise.disk.read_ahead import MIN_TOKENS
+from reprise.loop.read_ahead import MIN_TOKENS
 from tests.loop.driving import SubmittedJob
 from tests.soak.lengths import times
 from tests.vision.chats import Part, picture

@@ -16,12 +16,12 @@ from reprise.core.job import Purpose
 from reprise.core.outcome import Reason
 from reprise.core.prompt import BoundaryKind
 from reprise.core.tokens import Span, Tokens, union
-from reprise.disk.read_ahead import MIN_TOKENS
-from reprise.disk.tier import DiskTier
 from reprise.engine.running.score import PromptScorer
+from reprise.loop.read_ahead import MIN_TOKENS
 from reprise.loop.request_table import RequestTable
 from reprise.loop.requests import Admission, Decoding, Prefilling, RunningRequest, Waiting
 from reprise.loop.sequences import SequencePool, initial_decode_slots
+from reprise.loop.tier import DiskTier
 from reprise.plan.checkpoints import Plan, interval_tokens, make_plan
 from reprise.schedule.decide import is_auxiliary_request
 from reprise.schedule.state import Speed

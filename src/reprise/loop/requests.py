@@ -13,7 +13,6 @@ from reprise.core.outcome import Outcome, Reason
 from reprise.core.pin import Pin
 from reprise.core.prompt import BoundaryKind, Prompt
 from reprise.core.tokens import Tokens, as_tokens, join_tokens
-from reprise.disk.ports import Reading
 from reprise.drafts.drafter import RequestDrafts
 from reprise.engine.running.live_sequence import LiveSequence
 from reprise.engine.running.sampler import TokenSampler
@@ -131,6 +130,22 @@ class RequestStats:
     tower_foreseen_s: float = 0.0
 
 
+@dataclass(slots=True, eq=False)
+class Reading:
+    """What is read from the disk for a request, and was."""
+
+    is_loading: bool = False
+    """Whether the request waits for the disk."""
+    num_loads: int = 0
+    """How often it was sent to the disk."""
+    not_read_to: int = 0
+    """How far it could resume from the disk, where reading takes longer than computing."""
+    has_awaited_scan: bool = False
+    """Whether it has waited for a scan for other servers' records."""
+    num_loaded: int = 0
+    """By how many tokens disk reads moved its resume position forward while it waited."""
+
+
 @dataclass(slots=True, kw_only=True, eq=False)
 class RunningRequest:
     """A job in the loop. Owned by the engine thread."""
@@ -218,13 +233,14 @@ class RunningRequest:
     @property
     def prompt(self) -> Prompt:
         """The tokens to prefill: the job's prompt, with the answer so far if it was preempted."""
-        return self.job.prompt if self.preempted is None else self.preempted.prompt
+        preempted = self.preempted
+        return self.job.prompt if preempted is None else preempted.prompt
 
     @property
     def end(self) -> int:
         """Where prefill ends: before the last prompt token if that starts the decode."""
-        prompt = len(self.prompt)
-        return prompt - 1 if self.job.purpose is Purpose.GENERATE else prompt
+        num = len(self.prompt.tokens)
+        return num - 1 if self.job.purpose is Purpose.GENERATE else num
 
     @property
     def reusable(self) -> int:

@@ -20,7 +20,6 @@ from reprise.core.failpoints import Failpoint, reach
 from reprise.core.images import PromptImage
 from reprise.core.job import Job, Purpose
 from reprise.core.tokens import Span, Tokens, own_tokens
-from reprise.disk.ports import RestoreTarget
 from reprise.engine.running.live_sequence import LiveSequence, SharedSegment
 from reprise.engine.running.records import RecordSource, RestoringSequence
 from reprise.engine.running.runner import Runner
@@ -275,11 +274,6 @@ class SequencePool:
             # Holding it only in the cache until the request can start takes less memory.
             return RecordSource.new()
         return RestoringSequence.new(self.runner, length=length)[0]
-
-    def keep_restored(self, target: RestoreTarget, tokens: Tokens, *, namespace: str) -> None:
-        """Keep the target's sequence idle, for the request to reopen, after its content was committed."""
-        if isinstance(target, RestoringSequence):
-            self.end(target.live, tokens, namespace=namespace)
 
     # Ending.
 

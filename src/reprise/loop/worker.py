@@ -22,14 +22,12 @@ from reprise.core.failpoints import Failpoint, reach
 from reprise.core.job import Job, Purpose
 from reprise.core.settings import Settings
 from reprise.core.tokens import as_tokens, join_tokens
-from reprise.disk.tier import DiskTier
 from reprise.drafts.drafter import EARLIER_TOKENS
 from reprise.engine import memory as device_memory
 from reprise.engine.memory import collect_all
 from reprise.engine.models.load import LoadedModel
 from reprise.engine.running.image_features import MOST_KEPT_NBYTES, FeatureCache
 from reprise.engine.running.live_sequence import LiveSequence
-from reprise.engine.running.records import RecordEncoder
 from reprise.engine.running.runner import SHARES_FROM, Runner, TokenFailure, TokenResult, quantised_footprint
 from reprise.loop.admission import Gate, PromptRoom
 from reprise.loop.audit import Audit
@@ -45,6 +43,7 @@ from reprise.loop.requests import Decoding, Prefilling, RunningRequest
 from reprise.loop.scheduler_state import scheduler_limits, scheduler_state, unseen_images
 from reprise.loop.sequences import SEGMENT_NBYTES, SequencePool
 from reprise.loop.threads import on_engine_thread
+from reprise.loop.tier import DiskTier
 from reprise.memory import Account, Memory, SharedMemory
 from reprise.schedule.decide import decide
 from reprise.schedule.state import Slice, Step
@@ -147,10 +146,7 @@ class Worker:
         self._allowance = StepAllowance(self.limits.max_stall_s, clock=clock)
         self.disk = DiskTier(
             disks.take(loaded, footprint),
-            self.cache,
-            footprint=footprint,
-            sequences=self.sequences,
-            new_encoder=RecordEncoder.new,
+            self.sequences,
             allowance=self._allowance,
             prefill_s=self._prefill_s,
             wake=wake,

@@ -17,16 +17,18 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 
 from reprise.cache.lookup import Match
-from reprise.cache.prefix_cache import Committed, PrefixCache
+from reprise.cache.prefix_cache import Committed
 from reprise.core.allowance import StepAllowance
 from reprise.core.failpoints import Failpoint, reach
 from reprise.core.inspection import InspectedRead
-from reprise.core.kinds import Footprint, Full
+from reprise.core.kinds import Full
 from reprise.core.prompt import BoundaryKind
 from reprise.core.tokens import Tokens
-from reprise.disk.ports import RestoreTarget, TierRequest, TierSequences
 from reprise.disk.records.record import DiskMatch
 from reprise.disk.store.cache import DiskCache, Fetch
+from reprise.engine.running.records import RecordSource, RestoringSequence
+from reprise.loop.requests import RunningRequest
+from reprise.loop.sequences import SequencePool
 from reprise.memory import Account
 
 log = logging.getLogger(__name__)
@@ -60,7 +62,7 @@ SCAN_TIMEOUT_S = 1.0
 class _AwaitedScan:
     """A request that waits for a scan to end, until `until_s` at the latest."""
 
-    request: TierRequest
+    request: RunningRequest
     ended: Future[None]
     until_s: float
 
@@ -73,13 +75,13 @@ class _PathRead:
     namespace: str
     first_key: bytes
     fetch: Fetch
-    target: RestoreTarget
+    target: RecordSource | RestoringSequence
     needed: int
     """Bytes required to admit the first request."""
     progress_s: float
     """When it last made progress (monotonic)."""
-    requests: list[TierRequest] = field(default_factory=list[TierRequest])
-    next: list[TierRequest] = field(default_factory=list[TierRequest])
+    requests: list[RunningRequest] = field(default_factory=list[RunningRequest])
+    next: list[RunningRequest] = field(default_factory=list[RunningRequest])
     """Requests whose own reads do not fit in memory beside this one: they wait until it ends."""
     is_void: bool = False
     """The cache was cleared since: discard what is read."""
@@ -95,10 +97,8 @@ class ReadAhead:
     def __init__(
         self,
         disk: DiskCache,
-        cache: PrefixCache,
+        sequences: SequencePool,
         *,
-        footprint: Footprint,
-        sequences: TierSequences,
         allowance: StepAllowance,
         prefill_s: Callable[[int, int], float | None],
         wake: Callable[[], None],
@@ -108,8 +108,8 @@ class ReadAhead:
         `wake` is called on another thread when something was read: `advance` has something to do then.
         """
         self._disk = disk
-        self._cache = cache
-        self._footprint = footprint
+        self._cache = sequences.cache
+        self._footprint = sequences.runner.footprint
         self._sequences = sequences
         self._allowance = allowance
         self._prefill_s = prefill_s
@@ -121,16 +121,16 @@ class ReadAhead:
         """Ids of the requests whose reads have ended since the last `advance`."""
         self._suspended_until_s = 0.0
 
-    def reach(self, request: TierRequest) -> int:
+    def reach(self, request: RunningRequest) -> int:
         """The position at which the request's prompt could resume from disk; 0 if nothing matches."""
         found = self._on_disk(request)
         return found.position if found is not None else 0
 
-    def _on_disk(self, request: TierRequest) -> DiskMatch | None:
+    def _on_disk(self, request: RunningRequest) -> DiskMatch | None:
         prompt = request.prompt
         return self._disk.find(prompt.tokens, namespace=request.namespace, limit=request.end, spans=prompt.spans)
 
-    def begin(self, request: TierRequest) -> bool:
+    def begin(self, request: RunningRequest) -> bool:
         """Start or join a read for a request about to be admitted. Returns whether it has to wait for it."""
         tokens, namespace = request.prompt.tokens, request.namespace
         held, match = self._cache.lookup(tokens, request.end, namespace=namespace, spans=request.prompt.spans)
@@ -183,7 +183,7 @@ class ReadAhead:
             self._measured_s = now_s
             self._disk.measure(keys)
 
-    def _waits_for_scan(self, request: TierRequest, *, held: int) -> bool:
+    def _waits_for_scan(self, request: RunningRequest, *, held: int) -> bool:
         """Whether to scan for other servers' records first, since the prompt may continue a chat of theirs."""
         if not self._disk.is_shared or request.reading.has_awaited_scan:
             return False
@@ -199,7 +199,7 @@ class ReadAhead:
         request.reading.is_loading = True
         return True
 
-    def would_read_to(self, request: TierRequest, *, held: int) -> int:
+    def would_read_to(self, request: RunningRequest, *, held: int) -> int:
         """The position to which `begin` would read, given ``[0, held)`` in memory; 0: it would not read."""
         found = self._find(request, held=held)
         if found is None:
@@ -210,11 +210,11 @@ class ReadAhead:
         needed = self._needed(request, found)
         return found.position if self._may_fit(found.position, needed) else 0
 
-    def _needed(self, request: TierRequest, found: DiskMatch) -> int:
+    def _needed(self, request: RunningRequest, found: DiskMatch) -> int:
         prompt = request.prompt
         return self._sequences.estimate_to_admit(len(prompt), found.position, images=prompt.images)
 
-    def _find(self, request: TierRequest, *, held: int) -> DiskMatch | None:
+    def _find(self, request: RunningRequest, *, held: int) -> DiskMatch | None:
         """The longest match of the prompt on disk, if it is worth reading."""
         is_suspended = time.monotonic() < self._suspended_until_s
         if request.reading.num_loads >= _MOST_LOADS or request.end - held < MIN_TOKENS or is_suspended:
@@ -357,7 +357,9 @@ class ReadAhead:
             kind = read.target.kind
         if not read.is_void and self._commit_to(read, position, kind) is not None:
             read.is_kept = True
-            self._sequences.keep_restored(read.target, read.tokens[:position], namespace=read.namespace)
+            if isinstance(read.target, RestoringSequence):
+                # Its sequence stays idle, for the request to reopen.
+                self._sequences.end(read.target.live, read.tokens[:position], namespace=read.namespace)
 
     def _commit_to(self, read: _PathRead, position: int, kind: BoundaryKind) -> Committed | None:
         """Commit what was read up to `position`; None if nothing was committed."""
@@ -388,7 +390,7 @@ class ReadAhead:
                 request.reading.num_loads = _MOST_LOADS
         return committed
 
-    def _resume_at(self, request: TierRequest) -> int:
+    def _resume_at(self, request: RunningRequest) -> int:
         prompt = request.prompt
         found = self._cache.lookup(prompt.tokens, request.end, namespace=request.namespace, spans=prompt.spans)
         return found.position
@@ -401,7 +403,7 @@ class ReadAhead:
         self._admit([*read.requests, *read.next])
         self._count()
 
-    def _admit(self, requests: list[TierRequest]) -> None:
+    def _admit(self, requests: list[RunningRequest]) -> None:
         """Let the requests that still wait be admitted without the disk."""
         waiting = [request for request in requests if request.is_waiting]
         for request in waiting:

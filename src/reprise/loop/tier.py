@@ -7,15 +7,14 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from threading import Thread
 
-from reprise.cache.prefix_cache import PrefixCache
 from reprise.core.allowance import StepAllowance
 from reprise.core.inspection import InspectedRead
-from reprise.core.kinds import Footprint
 from reprise.core.prompt import BoundaryKind
-from reprise.disk.ports import NewEncoder, TierRequest, TierSequences
-from reprise.disk.read_ahead import ReadAhead
 from reprise.disk.store.cache import DiskCache
-from reprise.disk.write_behind import WriteBehind
+from reprise.loop.read_ahead import ReadAhead
+from reprise.loop.requests import RunningRequest
+from reprise.loop.sequences import SequencePool
+from reprise.loop.write_behind import WriteBehind
 
 LAST_WRITES_S = 10.0
 """At shutdown, time limit for copying what is stored and not yet written to the writer's queue."""
@@ -33,11 +32,8 @@ class DiskTier:
     def __init__(
         self,
         disk: DiskCache | None,
-        cache: PrefixCache,
+        sequences: SequencePool,
         *,
-        footprint: Footprint,
-        sequences: TierSequences,
-        new_encoder: NewEncoder,
         allowance: StepAllowance,
         prefill_s: Callable[[int, int], float | None],
         wake: Callable[[], None],
@@ -50,32 +46,24 @@ class DiskTier:
         self._read_ahead: ReadAhead | None = None
         self._write_behind: WriteBehind | None = None
         if disk is not None:
-            self._read_ahead = ReadAhead(
-                disk,
-                cache,
-                footprint=footprint,
-                sequences=sequences,
-                allowance=allowance,
-                prefill_s=prefill_s,
-                wake=wake,
-            )
-            self._write_behind = WriteBehind(disk, cache, footprint=footprint, new_encoder=new_encoder)
+            self._read_ahead = ReadAhead(disk, sequences, allowance=allowance, prefill_s=prefill_s, wake=wake)
+            self._write_behind = WriteBehind(disk, sequences)
 
     # Reading.
 
-    def begin(self, request: TierRequest) -> bool:
+    def begin(self, request: RunningRequest) -> bool:
         """Start or join a read for a request about to be admitted. Returns whether it has to wait for it."""
         return self._read_ahead is not None and self._read_ahead.begin(request)
 
-    def reach(self, request: TierRequest) -> int:
+    def reach(self, request: RunningRequest) -> int:
         """The position at which the request's prompt could resume from disk; 0 if nothing matches."""
         return self._read_ahead.reach(request) if self._read_ahead is not None else 0
 
-    def common_length(self, request: TierRequest) -> int:
+    def common_length(self, request: RunningRequest) -> int:
         """How far the request's prompt agrees with a path on disk, whether or not it could resume there."""
         return 0 if self._disk is None else self._disk.common_length(request.prompt.tokens, namespace=request.namespace)
 
-    def would_read_to(self, request: TierRequest, *, held: int) -> int:
+    def would_read_to(self, request: RunningRequest, *, held: int) -> int:
         """The position to which `begin` would read, given ``[0, held)`` in memory; 0: it would not read."""
         return self._read_ahead.would_read_to(request, held=held) if self._read_ahead is not None else 0
 
@@ -85,7 +73,7 @@ class DiskTier:
 
     # Writing.
 
-    def note(self, request: TierRequest, position: int, kind: BoundaryKind) -> None:
+    def note(self, request: RunningRequest, position: int, kind: BoundaryKind) -> None:
         """Schedule a request's path, which was committed up to `position`, for writing."""
         if self._write_behind is not None:
             self._write_behind.note(request, position, kind)

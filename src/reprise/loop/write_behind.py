@@ -15,13 +15,14 @@ from math import lcm
 
 from reprise.cache.lookup import Match
 from reprise.cache.node import Checkpoint, subtree
-from reprise.cache.prefix_cache import PrefixCache
-from reprise.core.kinds import Chunk, Footprint, Full, KvKind, Layout, Window
+from reprise.core.kinds import Chunk, Full, KvKind, Layout, Window
 from reprise.core.prompt import BoundaryKind
 from reprise.core.tokens import Span, Tokens, own_tokens
-from reprise.disk.ports import NewEncoder, StateEncoder, TierRequest
 from reprise.disk.records.record import DiskRecord
 from reprise.disk.store.cache import DiskCache
+from reprise.engine.running.records import RecordEncoder
+from reprise.loop.requests import RunningRequest
+from reprise.loop.sequences import SequencePool
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +69,7 @@ class _RecordCopy:
     """A record being copied. `left`: the spans still to be copied."""
 
     plan: _RecordPlan
-    encoder: StateEncoder
+    encoder: RecordEncoder
     left: deque[tuple[KvKind, Span]]
 
 
@@ -116,18 +117,17 @@ def _chunk_starts(layout: Layout, length: int) -> range:
 class WriteBehind:
     """The paths to be written. Used on the engine thread; never waits for a file."""
 
-    def __init__(self, disk: DiskCache, cache: PrefixCache, *, footprint: Footprint, new_encoder: NewEncoder) -> None:
+    def __init__(self, disk: DiskCache, sequences: SequencePool) -> None:
         self._disk = disk
-        self._cache = cache
-        self._footprint = footprint
-        self._new_encoder = new_encoder
+        self._cache = sequences.cache
+        self._footprint = footprint = sequences.runner.footprint
         self._largest = footprint.full * disk.block + footprint.checkpoint
         """Estimated bytes of the largest record."""
         self._due: OrderedDict[str, _DuePath] = OrderedDict()
         self.is_hurried = False
         """The server is shutting down: everything is due at once."""
 
-    def note(self, request: TierRequest, position: int, kind: BoundaryKind) -> None:
+    def note(self, request: RunningRequest, position: int, kind: BoundaryKind) -> None:
         """Schedule a request's path, which was committed up to `position`, for writing."""
         if request.is_auxiliary:
             return
@@ -242,7 +242,7 @@ class WriteBehind:
             for span in spans:
                 cuts = range(span.start, span.stop, most)
                 left += [(layers, Span(start, min(span.stop, start + most))) for start in cuts]
-        return _RecordCopy(plan=plan, encoder=self._new_encoder(plan.kind if plan.is_tail else None), left=left)
+        return _RecordCopy(plan=plan, encoder=RecordEncoder.new(plan.kind if plan.is_tail else None), left=left)
 
     def _span(self, plan: _RecordPlan) -> Span:
         """The positions of the record's tokens."""
