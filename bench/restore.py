@@ -68,7 +68,7 @@ class Filler:
                 shape = (1, self.heads, num, WIDTH)
                 state.update_and_fetch(mx.random.normal(shape).astype(mx.bfloat16), mx.zeros(shape, mx.bfloat16))
             else:
-                state.arrays = [mx.random.normal(STATE)]
+                state.cache = [mx.random.normal(STATE)]
         return mx.zeros((1, num, 1))
 
 

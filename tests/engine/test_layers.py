@@ -321,29 +321,29 @@ class TestState:
     def test_fresh_rows_join_fresh_rows_only(self) -> None:
         layer = StateLayer(2)
         layer.join([StateLayer(2)])
-        assert layer.arrays == [None, None]
+        assert layer.cache == [None, None]
         with pytest.raises(AssertionError, match="empty rows"):
             _state(1).join([StateLayer(2)])
 
     def test_a_row_that_is_taken_does_not_hold_the_others(self) -> None:
         mx.clear_cache()
         layer = StateLayer(1)
-        layer.arrays = [mx.ones((8, 256, 256))]
-        mx.eval(layer.arrays)
+        layer.cache = [mx.ones((8, 256, 256))]
+        mx.eval(layer.cache)
         before = active_memory()
         layer.take(3)
-        mx.eval(layer.arrays)
+        mx.eval(layer.cache)
         assert mx.get_active_memory() - before == -7 * 256 * 256 * 4
 
 
 def _state(row: int) -> StateLayer:
     layer = StateLayer(2)
-    layer.arrays = [mx.full((1, 3), row), mx.full((1, 2, 2), row)]
+    layer.cache = [mx.full((1, 3), row), mx.full((1, 2, 2), row)]
     return layer
 
 
 def _rows(layer: StateLayer) -> list[int]:
-    first, second = layer.arrays
+    first, second = layer.cache
     assert first is not None
     assert second is not None
     assert first[:, 0].tolist() == second[:, 1, 1].tolist()

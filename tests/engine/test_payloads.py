@@ -232,9 +232,9 @@ def test_pieces_packed_in_another_way_join_plane_by_plane() -> None:
 
 def test_a_recurrent_layer_restores_to_the_same_bits() -> None:
     layer = StateLayer(2)
-    layer.arrays = [mx.random.normal((1, 4)), None]
-    snapshot = save([layer.arrays])
-    assert all_bits(snapshot.states[0]) == all_bits(layer.arrays)
+    layer.cache = [mx.random.normal((1, 4)), None]
+    snapshot = save([layer.cache])
+    assert all_bits(snapshot.states[0]) == all_bits(layer.cache)
     assert snapshot.states[0][1] is None
 
 
@@ -247,8 +247,8 @@ def test_a_model_that_writes_into_its_state_leaves_the_snapshot_alone() -> None:
     restore = cache.read(cache.match(tokens), 9)
     before = saved_bits(cast(Snapshot, restore.snapshot))
     for layer in restored(blueprint, restore).states():
-        for i in range(len(layer.arrays)):
-            layer.arrays[i] += 1
+        for i in range(len(layer.cache)):
+            layer.cache[i] += 1
     assert saved_bits(cast(Snapshot, restore.snapshot)) == before
 
 

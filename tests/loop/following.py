@@ -113,5 +113,5 @@ def arrays_of(each: Numbered) -> list[mx.array]:
         if isinstance(state, KvLayer):
             found += [plane[:, :, state.end - state.held : state.end, :] for plane in state.planes]
         else:
-            found += [array for array in state.arrays if array is not None]
+            found += [array for array in state.cache if array is not None]
     return found

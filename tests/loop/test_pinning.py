@@ -2,12 +2,10 @@
 
 import time
 from collections.abc import Callable, Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-import reprise.core.clock
 from reprise.cache.node import subtree
 from reprise.cache.policy import EvictionCandidate, ExpectedSaving
 from reprise.core.events import Event, Sampled
@@ -16,14 +14,30 @@ from reprise.core.job import Purpose
 from reprise.core.pin import pin_id
 from reprise.core.prompt import Boundary, BoundaryKind
 from reprise.core.tokens import as_tokens
+from reprise.loop.engine_thread import EngineThread
 from reprise.loop.worker import Worker
 from tests.loop.driving import DrivenEngine
 from tests.loop.test_reuse import words
 
 
+class _OtherClock:
+    """The system's clock, until another one takes its place."""
+
+    def __init__(self) -> None:
+        self.now_s: Callable[[], float] = time.monotonic
+
+    def __call__(self) -> float:
+        return self.now_s()
+
+
+@pytest.fixture
+def engines_clock() -> _OtherClock:
+    return _OtherClock()
+
+
 @pytest.fixture(params=["llama", "qwen3_5"])
-def engine(request: pytest.FixtureRequest) -> Iterator[DrivenEngine]:
-    engine = DrivenEngine(request.param)
+def engine(request: pytest.FixtureRequest, engines_clock: _OtherClock) -> Iterator[DrivenEngine]:
+    engine = DrivenEngine(request.param, thread=EngineThread(clock=engines_clock))
     yield engine
     engine.close()
 
@@ -68,17 +82,12 @@ def test_a_pin_is_found_by_the_tokens_that_it_keeps(engine: DrivenEngine) -> Non
     assert [pin.num_tokens for pin in engine.loop.pins("").result(120).pins] == [55]
 
 
-def set_clock(monkeypatch: pytest.MonkeyPatch, now_s: Callable[[], float]) -> None:
-    """Ours alone: with Python's own, servers of other tests would sleep as long as it jumps."""
-    monkeypatch.setattr(reprise.core.clock, "time", SimpleNamespace(monotonic=now_s))
-
-
-def test_how_long_a_pin_lasts_is_counted_from_now(engine: DrivenEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_how_long_a_pin_lasts_is_counted_from_now(engine: DrivenEngine, engines_clock: _OtherClock) -> None:
     prompt = words(993, 60)
     engine.run(prompt, boundaries=[Boundary(40, BoundaryKind.EXPLICIT)], pin_for_s=5000)
     # Nothing happens for a while: no step is done, and nobody looks at the clock.
     later = time.monotonic() + 3000
-    set_clock(monkeypatch, lambda: later)
+    engines_clock.now_s = lambda: later
     (pin,) = engine.loop.pins("").result(120).pins
     assert pin.expires_in_s is not None and pin.expires_in_s <= 2000
 
@@ -94,10 +103,10 @@ class _SteppedClock:
 
 
 @pytest.fixture
-def clock(engine: DrivenEngine, monkeypatch: pytest.MonkeyPatch) -> _SteppedClock:
+def clock(engines_clock: _OtherClock, monkeypatch: pytest.MonkeyPatch) -> _SteppedClock:
     """A clock on which the first pass over any prompt takes 1,000 seconds, and nothing else any time."""
     clock = _SteppedClock()
-    set_clock(monkeypatch, clock)
+    engines_clock.now_s = clock
 
     def slow_down(lives: Any) -> None:
         clock.now_s += 1000 if lives[0].position == 0 else 0

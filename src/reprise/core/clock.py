@@ -9,9 +9,8 @@ Clock = Callable[[], float]
 """Seconds since a fixed moment; monotonic."""
 
 
-def monotonic() -> float:
-    """The system's clock."""
-    return time.monotonic()
+monotonic: Clock = time.monotonic
+"""The system's clock."""
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from reprise.engine.models.adapters import SharedBases
 from reprise.loop.heartbeat import Heartbeat
 from reprise.loop.inspection_queue import InspectionQueue
 from reprise.loop.model_engine import ModelEngine
-from reprise.loop.threads import become_engine_thread
+from reprise.loop.threads import THIS_THREAD
 from reprise.memory import SharedMemory
 from reprise.schedule.models import ModelLimits, ModelState, ModelStep, decide_models, room_for, weights_nbytes
 
@@ -42,7 +42,7 @@ class EngineThread:
         `memory`."""
         self.memory = memory
         self._limits = _limits_of(memory) if limits is None else limits
-        self._clock = clock
+        self.clock = clock
         self._engines: dict[str, ModelEngine] = {}
         self._fail_waiting: list[Callable[[RepriseError], None]] = []
         self.bases = SharedBases()
@@ -113,7 +113,7 @@ class EngineThread:
     # The thread.
 
     def _run(self) -> None:
-        become_engine_thread()
+        THIS_THREAD.is_engine = True
         try:
             device_memory.keep_resident()
             first, *_ = self._engines.values()
@@ -147,14 +147,17 @@ class EngineThread:
     @property
     def busy_s(self) -> float:
         """Seconds worked: all time except waiting for work."""
-        return self._clock() - self._busy_since_s
+        return self.clock() - self._busy_since_s
 
     def _serve(self) -> None:
-        self._busy_since_s = self._clock()
+        self._busy_since_s = self.clock()
+        self.heartbeat.wake()
         while True:
             self._receive()
-            self.inspections.answer(has_work=self._has_work and not self._may_end)
-            if self._may_end:
+            may_end = self._may_end
+            if len(self.inspections) > 0:
+                self.inspections.answer(has_work=not may_end and self._has_work)
+            if may_end:
                 for engine in self._engines.values():
                     engine.shutdown()
                 return
@@ -170,25 +173,31 @@ class EngineThread:
 
     def _receive(self) -> None:
         """Run all queued commands; wait for one if there is nothing to do."""
-        engines = self._engines.values()
-        block = not self._has_work and len(self.inspections) == 0 and not self._may_end
-        # Loading may take minutes: that is not a hang.
-        rests = all(engine.num_requests == 0 for engine in engines) or any(engine.is_loading for engine in engines)
-        naps = [nap_s for nap_s in (self._wakes_in_s, *(engine.wakes_in_s for engine in engines)) if nap_s is not None]
-        while True:
-            if block and rests:
-                self.heartbeat.rest()
-            waits_from_s = self._clock()
-            try:
-                command = self._inbox.get(block=block, timeout=min(naps, default=None))
-            except queue.Empty:
-                return
-            finally:
-                self._busy_since_s += self._clock() - waits_from_s if block else 0.0
-                self.heartbeat.wake()
-            block = self._is_blocked = False
-            command()
+        if not self._has_work and len(self.inspections) == 0 and not self._may_end:
+            self._wait()
+        while not self._inbox.empty():
+            self._is_blocked = False
+            self._inbox.get()()
             self.note_progress()
+
+    def _wait(self) -> None:
+        """Wait for a command, and run it."""
+        engines = self._engines.values()
+        # Loading may take minutes: that is not a hang.
+        if all(engine.num_requests == 0 for engine in engines) or any(engine.is_loading for engine in engines):
+            self.heartbeat.rest()
+        naps = [nap_s for nap_s in (self._wakes_in_s, *(engine.wakes_in_s for engine in engines)) if nap_s is not None]
+        waits_from_s = self.clock()
+        try:
+            command = self._inbox.get(timeout=min(naps, default=None))
+        except queue.Empty:
+            return
+        finally:
+            self._busy_since_s += self.clock() - waits_from_s
+            self.heartbeat.wake()
+        self._is_blocked = False
+        command()
+        self.note_progress()
 
     def note_progress(self) -> None:
         """Tell the heartbeat, which checks for progress, after each command and step."""
@@ -209,7 +218,7 @@ class EngineThread:
                 num_others=sum(other.num_running > 0 for other in self._engines.values() if other is not engine),
                 is_closed=step.run in step.closed,
             )
-            if not engine.has_work and not engine.stays_loaded:
+            if not engine.stays_loaded and not engine.has_work:
                 # When it is to be unloaded was not known while it ran.
                 self._wakes_in_s = 0.0
         for other in self._engines.values():
@@ -227,7 +236,7 @@ class EngineThread:
                 return ModelStep(run=engine.name)
         states = [engine.state() for engine in engines.values()]
         states = [state for state in states if not self._refuse(state, states)]
-        return decide_models(states, self._limits, now_s=self._clock())
+        return decide_models(states, self._limits, now_s=self.clock())
 
     def _refuse(self, state: ModelState, states: list[ModelState]) -> bool:
         """Fail what waits for a model that can never fit; returns whether that is so."""

@@ -8,7 +8,7 @@ import numpy as np
 
 from reprise.cache.payload import Payload
 from reprise.core.clock import Clock
-from reprise.core.pass_price import PassPrice, PassReading
+from reprise.core.pass_price import PassReading
 from reprise.core.tokens import as_tokens
 from reprise.drafts.benefit import PASS_SIZES
 from reprise.drafts.drafter import DecodingRow, Draft, note_together, propose_together
@@ -31,18 +31,10 @@ class Executor:
         self._runner = runner = sequences.runner
         self._context = context
         self._clock = clock
-        self._speed = Speed()
+        self.speed = Speed()
         loaded = runner.loaded
-        self._price = price_by_dimensions(loaded.model, loaded.blueprint, loaded.config, runner.footprint)
-
-    @property
-    def speed(self) -> Speed:
-        return self._speed
-
-    @property
-    def price(self) -> PassPrice:
+        self.price = price_by_dimensions(loaded.model, loaded.blueprint, loaded.config, runner.footprint)
         """What a pass takes at its peak. Immutable; any thread may ask."""
-        return self._price
 
     def prefill(self, requests: Sequence[RunningRequest], slices: Sequence[Slice]) -> None:
         """Feed each request its slice; all have the same length."""
@@ -91,9 +83,10 @@ class Executor:
 
     def decode(self, group: Sequence[RunningRequest], *, is_alone: bool) -> Sequence[TokenResult | TokenFailure]:
         """A token for each request of a group, or several where drafts are verified. `is_alone`: no other decodes."""
-        rows, lives = _rows(group, context=self._context), _lives(group)
+        lives = _lives(group)
+        rows = _rows(group, lives, context=self._context)
         asked_s = self._clock()
-        made = self._propose(group, rows, is_alone=is_alone)
+        made = self._propose(group, lives, rows, is_alone=is_alone)
         started_s = self._clock()
         search_s = started_s - asked_s - sum(draft.seconds for draft in made if draft is not None)
         with self._sequences.memory.charged_for_pass(self.price_to_decode(lives, made)):
@@ -115,7 +108,12 @@ class Executor:
         return results
 
     def _propose(
-        self, group: Sequence[RunningRequest], rows: Sequence[DecodingRow], *, is_alone: bool
+        self,
+        group: Sequence[RunningRequest],
+        lives: Sequence[LiveSequence],
+        rows: Sequence[DecodingRow],
+        *,
+        is_alone: bool,
     ) -> list[Draft | None]:
         """The drafts of a group that decodes alone, as far as they are worth verifying."""
         nothing: list[Draft | None] = [None] * len(group)
@@ -127,7 +125,6 @@ class Executor:
             row.drafts.holds_back = False
         if not is_alone:
             return nothing
-        lives = _lives(group)
         if len(rows) == 1:
             (row,), is_chosen = rows, lives[0].rows.ahead is not None
             made = [row.drafts.propose(num_fed=row.num_fed, most=row.most, forced=row.forced(), is_chosen=is_chosen)]
@@ -142,54 +139,54 @@ class Executor:
     def price_to_prefill(self, lives: Sequence[LiveSequence], num: int, deepest: int) -> int:
         """What a pass takes over `num` tokens of each, where the last of them is at `deepest`."""
         num_scored = min(num, SCORED_AT_ONCE) * sum(live.scorer is not None for live in lives)
-        return self._price.of(num * len(lives), deepest, num_outputs=num_scored)
+        return self.price.of(num * len(lives), deepest, num_outputs=num_scored)
 
     def price_to_decode(self, lives: Sequence[LiveSequence], drafts: Sequence[Draft | None] = ()) -> int:
         """What a pass takes that decodes, with drafts to verify: the logits of all its tokens are there."""
         num, deepest = _length(lives, drafts) * len(lives), max(live.position for live in lives)
-        return self._price.of(num, deepest, num_outputs=num, num_decoding=len(lives))
+        return self.price.of(num, deepest, num_outputs=num, num_decoding=len(lives))
 
     def price_to_guess(self, live: LiveSequence, num: int) -> int:
         """What `num` guesses of a head or companion take: at most a token of a pass each, with logits, as what is fed
         before them; and the entries of a head that are written first, for which nothing attends to others."""
         fed, hidden = 1 + len(live.unfed) + num, live.rows.hidden
-        guesses = self._price.of(fed, live.position, num_outputs=fed, num_decoding=1)
+        guesses = self.price.of(fed, live.position, num_outputs=fed, num_decoding=1)
         num_waiting = 0 if hidden is None else len(hidden.waiting)
-        return guesses if num_waiting == 0 else guesses + self._price.of(num_waiting, 0)
+        return guesses if num_waiting == 0 else guesses + self.price.of(num_waiting, 0)
 
     # Measurements.
 
     def note_prefill(self, num_tokens: int, seconds: float, *, position: int) -> None:
         """Record that a pass over `num_tokens` of prompts from `position` took `seconds`."""
-        self._speed = self._speed.after_prefill(num_tokens, seconds, position=position)
+        self.speed = self.speed.after_prefill(num_tokens, seconds, position=position)
 
     def note_peak(self, num_tokens: int, position: int, reading: PassReading) -> None:
         """Record what a pass over `num_tokens` of all its rows at `position` took beside the states."""
-        self._price = self._price.after_pass(num_tokens, position, reading)
+        self.price = self.price.after_pass(num_tokens, position, reading)
 
     def note_tower(self, num_rows: int, seconds: float) -> None:
         """Record what the tower took for an image of `num_rows` placeholders."""
-        self._speed = self._speed.after_tower(num_rows, seconds)
+        self.speed = self.speed.after_tower(num_rows, seconds)
 
     def note_load(self, num_tokens: int, seconds: float) -> None:
         """Record that `num_tokens` of a prompt were read from disk in `seconds`."""
-        self._speed = self._speed.after_load(num_tokens, seconds)
+        self.speed = self.speed.after_load(num_tokens, seconds)
 
     def note_decode(self, seconds: float) -> None:
         """Record the time of one pass of every decode group."""
-        self._speed = self._speed.after_decode(seconds)
+        self.speed = self.speed.after_decode(seconds)
 
     def note_generation(self, seconds: float) -> None:
         """Record the time from a request's first decoded token to its last."""
-        self._speed = self._speed.after_generation(seconds)
+        self.speed = self.speed.after_generation(seconds)
 
 
-def _rows(group: Sequence[RunningRequest], *, context: int | None) -> list[DecodingRow]:
+def _rows(group: Sequence[RunningRequest], lives: Sequence[LiveSequence], *, context: int | None) -> list[DecodingRow]:
     """The requests of a group as drafts see them; empty where nothing is drafted."""
     rows: list[DecodingRow] = []
-    for request in group:
-        drafts, live, job = request.drafts, request.live, request.job
-        if drafts is None or live is None:
+    for request, live in zip(group, lives, strict=True):
+        drafts, job = request.drafts, request.job
+        if drafts is None:
             return []
         num = len(request.generated) + 1
         most = job.max_tokens - num if context is None else min(job.max_tokens, context - len(job.prompt)) - num

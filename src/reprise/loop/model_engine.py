@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar
 
 from reprise.core.backend import Status, WeightsState
+from reprise.core.clock import Clock
 from reprise.core.embedding import EmbeddingJob, EmbeddingResult
 from reprise.core.errors import (
     CacheNotCleared,
@@ -41,7 +42,7 @@ from reprise.loop.inspection import status_of
 from reprise.loop.inspection_queue import InspectionQueue
 from reprise.loop.preemption import Preemption
 from reprise.loop.requests import Decoding, RunningRequest
-from reprise.loop.threads import on_engine_thread
+from reprise.loop.threads import THIS_THREAD
 from reprise.loop.worker import Worker
 from reprise.memory import SharedMemory
 from reprise.schedule.models import ModelState
@@ -65,6 +66,7 @@ class Host(Protocol):
     """The weights that models share with their adapters."""
     inspections: InspectionQueue
     """Inspections of all models: their limit is a share of this thread's time."""
+    clock: Clock
 
     @property
     def busy_s(self) -> float:
@@ -124,7 +126,7 @@ class ModelEngine:
     @property
     def _worker(self) -> Worker | None:
         """None before the first load, and after weights that are not those of its tree."""
-        assert on_engine_thread(), "only the engine thread uses a worker"
+        assert THIS_THREAD.is_engine, "only the engine thread uses a worker"
         return self._made
 
     # Commands.
@@ -317,7 +319,8 @@ class ModelEngine:
 
     @property
     def num_requests(self) -> int:
-        return 0 if self._worker is None else len(self._worker.requests) + self._worker.num_embedding
+        worker = self._worker
+        return 0 if worker is None else len(worker.requests) + worker.num_embedding
 
     @property
     def num_running(self) -> int:
@@ -334,13 +337,15 @@ class ModelEngine:
 
     @property
     def has_work(self) -> bool:
-        if self._worker is None or not self.is_loaded:
+        worker = self._worker
+        if worker is None or not self.is_loaded:
             return len(self._weights.wanted) > 0 or self.num_requests > 0
-        return self._worker.has_work or self._weights.is_dismissed
+        return worker.has_work or self._weights.is_dismissed
 
     @property
     def wakes_in_s(self) -> float | None:
-        return None if self._worker is None else self._worker.wakes_in_s
+        worker = self._worker
+        return None if worker is None else worker.wakes_in_s
 
     @property
     def may_end(self) -> bool:
@@ -366,7 +371,7 @@ class ModelEngine:
         if self.num_running > 0:
             self._weights.asked_s = time.monotonic()
         # Between two tokens little changes that a watcher could see; a step follows as long as a request decodes.
-        phases = [(request.id, type(request.phase)) for request in worker.requests.values()]
+        phases = [(name, type(request.phase)) for name, request in worker.requests.items()]
         is_between_tokens = phases == self._published_phases and any(phase is Decoding for _, phase in phases)
         if not is_between_tokens or time.monotonic() - self._published_s >= _PUBLISH_EVERY_S:
             self._published_phases = phases
@@ -473,6 +478,7 @@ class ModelEngine:
             shared=memory,
             shares_from=self._shares_from,
             disks=self._disks,
+            clock=self._host.clock,
             # An empty command makes the loop run its next step.
             wake=lambda: self._host.call(lambda: self.run(lambda worker: None)),
         )
@@ -522,9 +528,9 @@ class ModelEngine:
 
     def publish(self) -> None:
         self._published_s = time.monotonic()
-        weights, inspections = self._weights, self._host.inspections
+        worker, weights, inspections = self._worker, self._weights, self._host.inspections
         self.published = replace(
-            self.published if self._worker is None else status_of(self._worker),
+            self.published if worker is None else status_of(worker),
             num_inspections=inspections.num_answered,
             inspection_s=inspections.spent_s,
             busy_s=self._host.busy_s,

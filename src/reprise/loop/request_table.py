@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence, ValuesView
+from collections.abc import Callable, Mapping, Sequence
 
 from reprise.core.clock import Clock
 from reprise.core.errors import OutOfMemory, RepriseError, engine_failed
@@ -22,14 +22,14 @@ _CHAT_TOKENS = 1024
 """While there is a prompt longer than this, a short one that shares nothing counts as auxiliary."""
 
 
-class RequestTable:
-    """All requests from arrival to end, in order of arrival, and counters over them."""
+class RequestTable(dict[str, RunningRequest]):
+    """All requests by id, from arrival to end, in order of arrival, and counters over them."""
 
     def __init__(self, sequences: SequencePool, gate: Gate, *, clock: Clock) -> None:
+        super().__init__()
         self._sequences = sequences
         self._gate = gate
         self._clock = clock
-        self._by_id: dict[str, RunningRequest] = {}
         self.counts: Counter[str] = Counter()
         """Counters so far, by the names of `Counts`."""
         self.num_ahead: Mapping[str, int] = {}
@@ -37,19 +37,6 @@ class RequestTable:
         self.saved_s = 0.0
 
     # Queries.
-
-    def __len__(self) -> int:
-        return len(self._by_id)
-
-    def __getitem__(self, request_id: str) -> RunningRequest:
-        return self._by_id[request_id]
-
-    def get(self, request_id: str) -> RunningRequest | None:
-        """The request with this id, or None if it has ended."""
-        return self._by_id.get(request_id)
-
-    def values(self) -> ValuesView[RunningRequest]:
-        return self._by_id.values()
 
     @property
     def running(self) -> list[RunningRequest]:
@@ -68,7 +55,7 @@ class RequestTable:
     # Arrival.
 
     def add(self, request: RunningRequest) -> None:
-        self._by_id[request.id] = request
+        self[request.id] = request
         if not request.is_settle:
             self.counts.update(num_requests=1)
 
@@ -146,7 +133,7 @@ class RequestTable:
     def finish(self, request: RunningRequest, reason: FinishReason, error: RepriseError | None = None) -> None:
         """End a request: free what it holds, remove it, and emit `Finished`."""
         outcome = request.outcome(self._clock())
-        del self._by_id[request.id]
+        del self[request.id]
         try:
             if request.drafts is not None:
                 request.drafts.end()

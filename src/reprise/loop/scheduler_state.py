@@ -138,13 +138,14 @@ def _prefilling(request: RunningRequest, phase: Prefilling, layout: Layout, feat
 
 
 def _decoding(request: RunningRequest, phase: Decoding, layout: Layout) -> DecodingJob:
+    position = phase.live.position
     return DecodingJob(
         id=request.id,
-        length=request.position,
+        length=position,
         group=phase.group,
         stored=request.stored,
         common_prefix_lengths=request.common_prefix_lengths,
-        can_batch=_can_batch(request.position, layout),
+        can_batch=_can_batch(position, layout),
     )
 
 

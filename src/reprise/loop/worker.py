@@ -42,7 +42,7 @@ from reprise.loop.request_table import RequestTable
 from reprise.loop.requests import Decoding, Prefilling, RunningRequest
 from reprise.loop.scheduler_state import scheduler_limits, scheduler_state, unseen_images
 from reprise.loop.sequences import SEGMENT_NBYTES, SequencePool
-from reprise.loop.threads import on_engine_thread
+from reprise.loop.threads import THIS_THREAD
 from reprise.loop.tier import DiskTier
 from reprise.memory import Account, Memory, SharedMemory
 from reprise.schedule.decide import decide
@@ -223,7 +223,7 @@ class Worker:
 
     def step(self) -> None:
         """Decide what to do, do it, store what was computed, and finish what is complete."""
-        assert on_engine_thread()
+        assert THIS_THREAD.is_engine
         reach(Failpoint.STEP, self)
         if self.embedding is not None and len(self.embedding) > 0:
             self.embedding.step(num_others=self.num_others)
@@ -344,7 +344,7 @@ class Worker:
 
     def arrive(self, job: Job, sink: Callable[[Event], None], arrived_s: float) -> None:
         """Queue a job."""
-        assert on_engine_thread()
+        assert THIS_THREAD.is_engine
         request = RunningRequest(job=job, sink=sink, arrived_s=arrived_s)
         self.requests.add(request)
         if self.drafts is not None and job.purpose is Purpose.GENERATE:
@@ -507,14 +507,17 @@ class Worker:
 
     def _decode(self, group: Sequence[RunningRequest], *, key: int | None) -> Iterator[tuple[RunningRequest, Result]]:
         """A token for each request of a group that still decodes, as far as memory allows. `key`: of the group."""
-        decoding = [request for request in group if isinstance(request.phase, Decoding)]
+        decoding, fits = [request for request in group if isinstance(request.phase, Decoding)], False
 
         def reserve(lives: Sequence[LiveSequence]) -> bool:
+            nonlocal fits
             nbytes = self.executor.price_to_decode(lives)
-            return self.sequences.reserve_to_decode(lives, pass_nbytes=nbytes)
+            fits = self.sequences.reserve_to_decode(lives, pass_nbytes=nbytes)
+            return fits
 
         decoding = self.preemption.until_fit(decoding, reserve)
-        if len(decoding) == 1 and self.preemption.is_context_full(decoding[0], budget=self._gate.room.budget):
+        is_last = len(decoding) == 1 and not fits
+        if is_last and self.preemption.is_context_full(decoding[0], budget=self._gate.room.budget):
             self.requests.run_isolated(decoding[0], self._stop_for_memory)
             return
         if not decoding:
@@ -582,7 +585,7 @@ class Worker:
 
     def set_budget(self, nbytes: int, *, returns_buffers: bool = False) -> None:
         """Set the memory budget, reclaiming what exceeds it. `returns_buffers`: also return free ones to the system."""
-        assert on_engine_thread()
+        assert THIS_THREAD.is_engine
         if nbytes != self.memory.budget:
             # The gate keeps the configured budget: what fits that is served, if necessary alone, and not refused for a
             # temporary need of other programs.
@@ -595,7 +598,7 @@ class Worker:
 
     def cancel(self, job_id: str) -> None:
         """Cancel the job; what it computed stays in the cache."""
-        assert on_engine_thread()
+        assert THIS_THREAD.is_engine
         request = self.requests.get(job_id)
         if request is not None:
             self.requests.run_isolated(request, self.prefixes.store_progress)
@@ -657,7 +660,7 @@ class Worker:
         Where an `owner` is named, what others have pinned stays in memory. The future is resolved once the disk has
         none of it.
         """
-        assert on_engine_thread()
+        assert THIS_THREAD.is_engine
         for request in list(self.requests.values()):
             if request.is_settle and namespace in (None, request.namespace):
                 self.cancel(request.id)
@@ -676,13 +679,13 @@ class Worker:
 
     def load(self, loaded: LoadedModel) -> None:
         """Use these weights, after an `unload`."""
-        assert on_engine_thread()
+        assert THIS_THREAD.is_engine
         assert loaded.fingerprint == self.runner.loaded.fingerprint, "the cache is of another model"
         self.runner.loaded, self._is_loaded = loaded, True
 
     def unload(self) -> None:
         """Drop the weights while no request runs. The cache stays, for weights with the same fingerprint."""
-        assert on_engine_thread()
+        assert THIS_THREAD.is_engine
         for request in list(self.requests.values()):
             if request.is_settle:
                 self.cancel(request.id)
@@ -697,7 +700,7 @@ class Worker:
 
     def shutdown(self) -> None:
         """Free all memory now, in spite of reference cycles."""
-        assert on_engine_thread()
+        assert THIS_THREAD.is_engine
         self.disk.close()
         self.audit.give_up()
         self._give_up_trial()
@@ -710,7 +713,7 @@ class Worker:
 
     def check(self) -> None:
         """AssertionError unless all accounts are right, including running sequences and what is read from disk."""
-        assert on_engine_thread()
+        assert THIS_THREAD.is_engine
         self.cache.check()
         self.memory.check({Account.SEQUENCES: self.runner.live_nbytes})
         self.runner.features.check()

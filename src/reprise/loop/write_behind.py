@@ -160,14 +160,14 @@ class WriteBehind:
         if first is None:
             return None
         due_s = 0.0 if self.is_hurried else max(0.0, first.due_s - time.monotonic())
-        return due_s if self._disk.can_take(self._largest) else max(due_s, _BEHIND_S)
+        return due_s if due_s >= _BEHIND_S or self._disk.can_take(self._largest) else _BEHIND_S
 
     def write(self, *, is_closing: bool = False) -> bool:
         """Copy the next part of a due record if the writer's queue has room. Returns whether it did anything."""
         name, path = next(iter(self._due.items()), ("", None))
-        if path is None or not self._disk.can_take(self._largest):
+        if path is None or (path.due_s > time.monotonic() and not (is_closing or self.is_hurried)):
             return False
-        if path.due_s > time.monotonic() and not (is_closing or self.is_hurried):
+        if not self._disk.can_take(self._largest):
             return False
         try:
             is_left = self._write_part(path)

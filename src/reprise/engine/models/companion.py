@@ -45,7 +45,7 @@ class AccompaniedModel(GuessingModel):
     def guess(self, request: GuessRequest, cache: list[Any]) -> mx.array:
         own = cache[self._num_caches :]
         states, total = leaf_states(own), request.num_fed
-        before = {i: list(map(copy.copy, s.arrays)) for i, s in enumerate(states) if isinstance(s, StateLayer)}
+        before = {i: list(map(copy.copy, s.cache)) for i, s in enumerate(states) if isinstance(s, StateLayer)}
         for state in states:
             if not isinstance(state, StateLayer):
                 state.keep_visible(total)
@@ -53,7 +53,7 @@ class AccompaniedModel(GuessingModel):
         mx.eval(guessed)
         for i, state in enumerate(states):
             if isinstance(state, StateLayer):
-                state.arrays = before[i]
+                state.cache = before[i]
             else:
                 state.undo_last(total)
         return guessed

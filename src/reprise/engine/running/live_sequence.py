@@ -102,7 +102,7 @@ class LiveSequence:
 
     @property
     def row(self) -> int:
-        return next(i for i, owner in enumerate(self.rows.owners) if owner is self)
+        return self.rows.owners.index(self)
 
     @property
     def position(self) -> int:

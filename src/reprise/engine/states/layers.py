@@ -497,17 +497,6 @@ class StateLayer(ArraysCache):
     Derives from `ArraysCache` because some models check for that class.
     """
 
-    def __init__(self, size: int) -> None:
-        super().__init__(size)
-
-    @property
-    def arrays(self) -> list[mx.array | None]:
-        return self.cache
-
-    @arrays.setter
-    def arrays(self, value: list[mx.array | None]) -> None:
-        self.cache = value
-
     @property
     def nbytes(self) -> int:
         return sum(array.nbytes for array in self.cache if array is not None)
@@ -649,7 +638,7 @@ class HiddenLayer(StateLayer):
     def join(self, others: Sequence[StateLayer]) -> None:
         """Append the rows of `others`, also of those whose hidden state is unknown."""
         layers = [self, *(other for other in others if isinstance(other, HiddenLayer))]
-        like = next((array for layer in layers for array in layer.arrays if array is not None), None)
+        like = next((array for layer in layers for array in layer.cache if array is not None), None)
         if like is not None:
             self.cache = [mx.concatenate([layer.last(like) for layer in layers], axis=0)]
         self.num_rows, self.recent = sum(layer.num_rows for layer in layers), None

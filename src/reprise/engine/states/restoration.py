@@ -191,7 +191,7 @@ class Restoration:
             for i, fresh in enumerate(self._fresh):
                 if is_saved(fresh):
                     # New array objects with the same bytes: a model may update its own in place.
-                    fresh.arrays = [copy.copy(array) for array in next(recurrent)]
+                    fresh.cache = [copy.copy(array) for array in next(recurrent)]
                     leaves[i] = fresh
                 elif isinstance(fresh, HiddenLayer):
                     leaves[i] = fresh

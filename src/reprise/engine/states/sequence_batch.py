@@ -80,11 +80,11 @@ class SequenceBatch:
 
     def recurrent(self) -> list[list[mx.array | None]]:
         """The arrays of each recurrent layer."""
-        return [state.arrays for state in self._recurrent]
+        return [state.cache for state in self._recurrent]
 
     def saved(self) -> list[list[mx.array | None]]:
         """The arrays of each recurrent layer that snapshots have."""
-        return [state.arrays for state in self._recurrent if is_saved(state)]
+        return [state.cache for state in self._recurrent if is_saved(state)]
 
     @property
     def hidden(self) -> HiddenLayer | None:
@@ -107,14 +107,14 @@ class SequenceBatch:
     @property
     def state_nbytes(self) -> int:
         """Bytes of all layers without entries."""
-        return count_bytes(self.recurrent()) + look_into(self.opaque()).nbytes
+        return count_bytes(self.recurrent()) + (look_into(self._opaque).nbytes if self._opaque else 0)
 
     @property
     def nbytes(self) -> int:
         """Bytes of all buffers, including spare capacity."""
-        kept = [] if self.ahead is None else list(self.ahead.before.values())
+        before = 0 if self.ahead is None else count_bytes(list(self.ahead.before.values()))
         waiting = 0 if self.hidden is None else self.hidden.waiting_nbytes
-        return sum(layer.nbytes for layer in self.kv_layers()) + self.state_nbytes + count_bytes(kept) + waiting
+        return sum(layer.nbytes for layer in self._kv_layers) + self.state_nbytes + before + waiting
 
     def arrays(self) -> list[mx.array]:
         """All arrays of all layers: evaluating them computes the states."""
@@ -195,7 +195,7 @@ class SequenceBatch:
 
     def save_recurrent(self) -> Mapping[int, list[mx.array | None]]:
         """The current recurrent states, by layer: references, not copies."""
-        return {i: [copy.copy(a) for a in s.arrays] for i, s in enumerate(self.states()) if isinstance(s, StateLayer)}
+        return {i: [copy.copy(a) for a in s.cache] for i, s in enumerate(self.states()) if isinstance(s, StateLayer)}
 
     def undo_last(self, num: int | Sequence[int], before: Mapping[int, list[mx.array | None]]) -> None:
         """Undo the last `num` tokens, of all rows or of each, all of one pass.
