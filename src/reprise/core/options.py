@@ -15,14 +15,8 @@ from typing import Any, cast
 from reprise.core.sizes import Amount, Bytes, parse_amount
 
 _SWITCH_WORDS = {
-    "true": True,
-    "yes": True,
-    "on": True,
-    "1": True,
-    "false": False,
-    "no": False,
-    "off": False,
-    "0": False,
+    **dict.fromkeys(("true", "yes", "on", "1"), True),
+    **dict.fromkeys(("false", "no", "off", "0"), False),
 }
 
 

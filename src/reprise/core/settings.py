@@ -57,7 +57,7 @@ _COUNT = number(least=1)
 _SECONDS = number(is_whole=False, least=0.1, most=10**6, metavar="SECONDS")
 
 
-def _option(group: OptionGroup, name: str, kind: OptionKind, text: str, *, is_secret: bool = False) -> Option:
+def _option(group: OptionGroup, kind: OptionKind, text: str, *, name: str = "", is_secret: bool = False) -> Option:
     return Option(name=name, group=group, help=text, kind=kind, is_secret=is_secret)
 
 
@@ -68,13 +68,10 @@ _server, _answers, _reuse, _load = (partial(_option, group) for group in OptionG
 class Settings:
     """The options of one server, with their defaults. None: not set."""
 
-    model: Annotated[
-        str, _server("model", MODEL, "A local model directory, a Hugging Face repository id, or an alias.")
-    ]
+    model: Annotated[str, _server(MODEL, "A local model directory, a Hugging Face repository id, or an alias.")]
     models: Annotated[
         Mapping[str, Mapping[str, Any]],
         _server(
-            "models",
             ModelTables(options=lambda: MODEL_OPTIONS, others=lambda: [each.name for each in OPTIONS.values()]).kind(),
             "Models by alias, each with its own options. In the file: tables such as `[models.fast]`.",
         ),
@@ -82,178 +79,168 @@ class Settings:
     other_models: Annotated[
         tuple[str, ...],
         _server(
-            "with-model",
             TEXTS,
             "Also serve this model, loaded when a request names it. Repeat the option, or pass several MODELs.",
+            name="with-model",
         ),
     ] = ()
     models_dir: Annotated[
         str | None,
-        _server(
-            "models-dir",
-            DIRECTORY,
-            "Also serve every model directory below this one, each loaded when a request names it.",
-        ),
+        _server(DIRECTORY, "Also serve every model directory below this one, each loaded when a request names it."),
     ] = None
     has_hub_cache: Annotated[
         bool,
-        _server("hub-cache", SWITCH, "Also serve the models in the hub's cache, each loaded when a request names it."),
+        _server(
+            SWITCH, "Also serve the models in the hub's cache, each loaded when a request names it.", name="hub-cache"
+        ),
     ] = False
     adapters: Annotated[
         Mapping[str, str],
         _server(
-            "adapter",
             NAMED_DIRECTORIES,
             "Also serve the model with this adapter, for requests that name it. Repeat the option to serve several.",
+            name="adapter",
         ),
     ] = field(default_factory=dict[str, str])
     preloads: Annotated[
-        bool, _server("preload", SWITCH, "Load every model at startup if it fits, instead of on first use.")
+        bool, _server(SWITCH, "Load every model at startup if it fits, instead of on first use.", name="preload")
     ] = False
     is_pinned: Annotated[
-        bool, _server("pin", SWITCH, "Never unload a loaded model, even if other models need its memory.")
+        bool, _server(SWITCH, "Never unload a loaded model, even if other models need its memory.", name="pin")
     ] = False
     downloads: Annotated[
         bool,
         _server(
-            "download",
             SWITCH,
             "Let a request download the model that it names. Models loaded at startup are always downloaded.",
+            name="download",
         ),
     ] = False
     keep_alive_s: Annotated[
         float | None,
         _server(
-            "keep-alive",
             _SECONDS,
             "Unload a model's weights after this long without a request. If not set, when others need the memory.",
+            name="keep-alive",
         ),
     ] = None
-    host: Annotated[str, _server("host", TEXT, "Address to listen on.")] = "127.0.0.1"
+    host: Annotated[str, _server(TEXT, "Address to listen on.")] = "127.0.0.1"
     port: Annotated[
-        int, _server("port", number(least=0, most=65535), "Port to listen on. 0 picks a free port and prints it.")
+        int, _server(number(least=0, most=65535), "Port to listen on. 0 picks a free port and prints it.")
     ] = 8080
     allowed_hosts: Annotated[
         tuple[str, ...],
         _server(
-            "allowed-host",
             HOST_NAMES,
             "Also answer requests to this host name, such as a gateway's; * for any. IP addresses, localhost and the "
             "name in --host are always answered. Repeat the option to allow several.",
+            name="allowed-host",
         ),
     ] = ()
-    log_level: Annotated[str, _server("log-level", one_of(*LOG_LEVELS), f"Log level: {', '.join(LOG_LEVELS)}.")] = (
-        "info"
-    )
+    log_level: Annotated[str, _server(one_of(*LOG_LEVELS), f"Log level: {', '.join(LOG_LEVELS)}.")] = "info"
     log_format: Annotated[
-        str,
-        _server("log-format", one_of(*LOG_FORMATS), "Log as text, or as a JSON object per line: text, json."),
+        str, _server(one_of(*LOG_FORMATS), "Log as text, or as a JSON object per line: text, json.")
     ] = "text"
     log_file: Annotated[
         str | None,
         _server(
-            "log-file",
             WRITTEN_FILE,
             "Log to this file instead of standard error. At 10 MB it becomes FILE.1; three old files are kept.",
         ),
     ] = None
     is_quiet: Annotated[
-        bool, _server("quiet", SWITCH, "Log only warnings and errors: no banner, no progress, no line per request.")
+        bool,
+        _server(SWITCH, "Log only warnings and errors: no banner, no progress, no line per request.", name="quiet"),
     ] = False
     api_keys: Annotated[
         tuple[str, ...],
-        _server("api-key", TEXTS, "Require this API key. Repeat the option to accept several.", is_secret=True),
+        _server(TEXTS, "Require this API key. Repeat the option to accept several.", name="api-key", is_secret=True),
     ] = ()
-    api_key_file: Annotated[str | None, _server("api-key-file", FILE, "File of API keys, one per line.")] = None
-    separates_keys: Annotated[bool, _server("key-namespaces", SWITCH, "Give each API key a separate prefix cache.")] = (
-        False
-    )
+    api_key_file: Annotated[str | None, _server(FILE, "File of API keys, one per line.")] = None
+    separates_keys: Annotated[
+        bool, _server(SWITCH, "Give each API key a separate prefix cache.", name="key-namespaces")
+    ] = False
     accepts_any_model: Annotated[
-        bool, _server("any-model", SWITCH, "Accept requests for any model name instead of refusing unknown ones.")
+        bool, _server(SWITCH, "Accept requests for any model name instead of refusing unknown ones.", name="any-model")
     ] = False
     cors_origins: Annotated[
         tuple[str, ...],
-        _server("cors-origin", TEXTS, "Allow web pages from this origin. Repeat the option to allow several."),
+        _server(TEXTS, "Allow web pages from this origin. Repeat the option to allow several.", name="cors-origin"),
     ] = ()
     max_body_bytes: Annotated[
         int | None,
-        _server("max-body", NBYTES, "Largest request body, such as 32MiB. Derived from the context if not set."),
+        _server(NBYTES, "Largest request body, such as 32MiB. Derived from the context if not set.", name="max-body"),
     ] = None
-    max_images: Annotated[int, _server("max-images", _COUNT, "Most images in one chat.")] = 100
-    max_image_bytes: Annotated[int, _server("max-image-bytes", NBYTES, "Largest image file, such as 20MB.")] = (
-        20_000_000
-    )
-    max_image_pixels: Annotated[
-        int, _server("max-image-pixels", _COUNT, "Most pixels of an image, width times height.")
-    ] = 50_000_000
+    max_images: Annotated[int, _server(_COUNT, "Most images in one chat.")] = 100
+    max_image_bytes: Annotated[int, _server(NBYTES, "Largest image file, such as 20MB.")] = 20_000_000
+    max_image_pixels: Annotated[int, _server(_COUNT, "Most pixels of an image, width times height.")] = 50_000_000
     image_hosts: Annotated[
         tuple[str, ...],
         _server(
-            "allow-image-urls",
             HOST_NAMES,
             "Fetch images whose URL names this host, if its address is public. Without it, images come as data alone. "
             "Repeat the option to allow several.",
+            name="allow-image-urls",
         ),
     ] = ()
     max_connections: Annotated[
-        int,
-        _server("max-connections", _COUNT, "Most open connections. Idle ones are closed to make room for new ones."),
+        int, _server(_COUNT, "Most open connections. Idle ones are closed to make room for new ones.")
     ] = 1024
     request_timeout_s: Annotated[
-        float, _server("request-timeout", _SECONDS, "Close a connection that takes longer than this to send a request.")
+        float,
+        _server(_SECONDS, "Close a connection that takes longer than this to send a request.", name="request-timeout"),
     ] = 30.0
     read_timeout_s: Annotated[
-        float, _server("read-timeout", _SECONDS, "Cancel an answer that the client hasn't read for this long.")
+        float, _server(_SECONDS, "Cancel an answer that the client hasn't read for this long.", name="read-timeout")
     ] = 60.0
     background_s: Annotated[
         float,
         _server(
-            "background-time",
             _SECONDS,
             "How long a background answer keeps running, and is kept after it ends, while no client reads it.",
+            name="background-time",
         ),
     ] = 600.0
     background_nbytes: Annotated[
         int,
         _server(
-            "background-bytes",
             NBYTES,
             "Most memory for background answers. Finished ones are dropped first, then the largest is cancelled.",
+            name="background-bytes",
         ),
     ] = 64 * 2**20
     stall_after_s: Annotated[
         float,
         _server(
-            "stall-after",
             _SECONDS,
             "Report the engine as stalled, in the log and at /health, when it makes no progress for this long.",
+            name="stall-after",
         ),
     ] = 120.0
     is_tensor_parallel: Annotated[
         bool,
         _server(
-            "tensor-parallel",
             SWITCH,
             "Split the model over the ranks of `mlx.launch -n N --backend ring`. Pass this option to every rank.",
+            name="tensor-parallel",
         ),
     ] = False
     grace_s: Annotated[
-        float, _server("grace", _SECONDS, "On shutdown, time for running answers and disk writes to finish.")
+        float, _server(_SECONDS, "On shutdown, time for running answers and disk writes to finish.", name="grace")
     ] = 30.0
     record_file: Annotated[
         str | None,
         _server(
-            "record",
             WRITTEN_FILE,
             "Append each request to this file: times, lengths and prompt hashes, with --record-text also its body. "
             "For `reprise simulate` and `reprise bench --replay`.",
+            name="record",
         ),
     ] = None
 
     max_tokens: Annotated[
         int | None,
         _answers(
-            "max-tokens",
             _COUNT,
             "Longest answer, in tokens. Default for requests that don't set it; if not set, what the context leaves.",
         ),
@@ -261,27 +248,24 @@ class Settings:
     temperature: Annotated[
         float | None,
         _answers(
-            "temp",
             number(is_whole=False, least=0, most=100),
             "Sampling temperature. Default for requests that don't set it; if not set, the model's own.",
+            name="temp",
         ),
     ] = None
     top_p: Annotated[
         float | None,
         _answers(
-            "top-p",
             number(is_whole=False, above=0, most=1),
             "Sample from the smallest set of likely tokens with this total probability. Default as for --temp.",
         ),
     ] = None
     top_k: Annotated[
-        int | None,
-        _answers("top-k", number(least=0), "Sample from the K likeliest tokens; 0: from all. Default as for --temp."),
+        int | None, _answers(number(least=0), "Sample from the K likeliest tokens; 0: from all. Default as for --temp.")
     ] = None
     min_p: Annotated[
         float | None,
         _answers(
-            "min-p",
             number(is_whole=False, least=0, most=1),
             "Drop tokens less likely than this fraction of the likeliest. Default as for --temp.",
         ),
@@ -289,7 +273,6 @@ class Settings:
     embedder: Annotated[
         str,
         _answers(
-            "embedder",
             one_of(*EMBEDDERS),
             "Whether the model makes embeddings instead of text: auto as its files say, off, or a pooling (cls, mean, "
             "last) where they do not say it. yes-no: a reranker whose answer is yes or no.",
@@ -298,19 +281,16 @@ class Settings:
     images: Annotated[
         str,
         _answers(
-            "images",
             one_of(*IMAGES),
             "auto: load a model that can see so that it does, if the extra `vision` is installed. off: for text alone.",
         ),
     ] = "auto"
     chat_template: Annotated[
-        str | None,
-        _answers("chat-template", TEMPLATE, "Jinja template, or a file with one, to use instead of the model's."),
+        str | None, _answers(TEMPLATE, "Jinja template, or a file with one, to use instead of the model's.")
     ] = None
     learnt: Annotated[
         str | None,
         _answers(
-            "learnt",
             FILE,
             "TOML that says what thinking, content and tool calls stand between, instead of what is learnt from the "
             "template; `reprise inspect MODEL --learnt` prints one. If not set, reprise-learnt.toml beside the model.",
@@ -319,33 +299,25 @@ class Settings:
     chat_template_args: Annotated[
         Mapping[str, Any],
         _answers(
-            "chat-template-args",
             TABLE,
             "Template variables, such as '{\"enable_thinking\": false}'. Default for requests that don't set them.",
         ),
     ] = field(default_factory=dict[str, Any])
     thinking_budget: Annotated[
         int | None,
-        _answers(
-            "thinking-budget",
-            number(least=0),
-            "Most reasoning tokens per answer. Default for requests that don't set it.",
-        ),
+        _answers(number(least=0), "Most reasoning tokens per answer. Default for requests that don't set it."),
     ] = None
     max_context: Annotated[
-        int | None,
-        _answers(
-            "max-context", _COUNT, "Prompt and answer together, in tokens. If not set, the model's context length."
-        ),
+        int | None, _answers(_COUNT, "Prompt and answer together, in tokens. If not set, the model's context length.")
     ] = None
 
     has_prefix_cache: Annotated[
-        bool, _reuse("prefix-cache", SWITCH, "Reuse prefixes. Without it every prompt is prefilled from the start.")
+        bool,
+        _reuse(SWITCH, "Reuse prefixes. Without it every prompt is prefilled from the start.", name="prefix-cache"),
     ] = True
     cache_bytes: Annotated[
         Amount | None,
         _reuse(
-            "cache-bytes",
             AMOUNT,
             "Memory for the prefix cache and running requests, such as 8GB or 25%. Derived from the device if not set.",
         ),
@@ -353,7 +325,6 @@ class Settings:
     memory: Annotated[
         Amount | None,
         _reuse(
-            "memory",
             AMOUNT,
             "Limit for the whole process (weights, cache, Python), such as 12GB or 50% of the machine. "
             "On CUDA this includes the device memory that MLX reports. No limit if not set.",
@@ -362,16 +333,15 @@ class Settings:
     disk_directory: Annotated[
         str | None,
         _reuse(
-            "disk-cache",
             DIRECTORY,
             "Keep prefixes in this directory too, so they survive a restart; or in an object store, such as "
             "s3://bucket/prefix; off: in memory alone. `reprise serve` uses the platform's cache directory if not set.",
+            name="disk-cache",
         ),
     ] = None
     disk_bytes: Annotated[
         Amount,
         _reuse(
-            "disk-bytes",
             AMOUNT_OR_ZERO,
             "Space for --disk-cache, such as 50GB or 5% of the disk. In the platform's cache directory it is at most a "
             "tenth of what is free.",
@@ -380,93 +350,80 @@ class Settings:
     disk_daily_writes: Annotated[
         Amount,
         _reuse(
-            "disk-daily-writes",
             AMOUNT_OR_ZERO,
             "Most bytes to write to the directory of --disk-cache in a day, to spare an SSD; 0: no limit.",
         ),
     ] = DISK_DAILY_WRITES
     warm_file: Annotated[
         str | None,
-        _reuse("warm", FILE, "Prefill at startup: a system prompt as text, or /v1/prefill bodies as JSON lines."),
+        _reuse(FILE, "Prefill at startup: a system prompt as text, or /v1/prefill bodies as JSON lines.", name="warm"),
     ] = None
     settles: Annotated[
-        bool, _reuse("settle", SWITCH, "Prefill what is known of the next turn while the server is idle.")
+        bool, _reuse(SWITCH, "Prefill what is known of the next turn while the server is idle.", name="settle")
     ] = True
-    max_settle: Annotated[int, _reuse("max-settle", _COUNT, "Most tokens to prefill ahead after one answer.")] = 16384
+    max_settle: Annotated[int, _reuse(_COUNT, "Most tokens to prefill ahead after one answer.")] = 16384
     canonical_tokens: Annotated[
-        bool,
-        _reuse("canonical-tokens", SWITCH, "Re-tokenize past answers instead of reusing their sampled tokens."),
+        bool, _reuse(SWITCH, "Re-tokenize past answers instead of reusing their sampled tokens.")
     ] = False
-    restore_reasoning: Annotated[
-        bool, _reuse("restore-reasoning", SWITCH, "Put back reasoning that a client dropped from the history.")
-    ] = False
+    restore_reasoning: Annotated[bool, _reuse(SWITCH, "Put back reasoning that a client dropped from the history.")] = (
+        False
+    )
     normalizes: Annotated[
         bool,
         _reuse(
-            "normalize",
             SWITCH,
             "Strip billing headers and the like, which change on every request, from system prompts.",
+            name="normalize",
         ),
     ] = True
     stable_tools: Annotated[
-        bool, _reuse("stable-tools", SWITCH, "Sort tools by name, for clients that send them in varying order.")
+        bool, _reuse(SWITCH, "Sort tools by name, for clients that send them in varying order.")
     ] = False
     freeze_template_date: Annotated[
-        bool,
-        _reuse("freeze-template-date", SWITCH, "Keep the date of a chat's first request, for templates that print it."),
+        bool, _reuse(SWITCH, "Keep the date of a chat's first request, for templates that print it.")
     ] = False
     audit_rate: Annotated[
         float,
         _reuse(
-            "audit",
             number(is_whole=False, least=0, most=1, metavar="RATE"),
             "Share of answers to recompute without the cache while idle, to check that reuse changes nothing.",
+            name="audit",
         ),
     ] = 0.01
-    is_audit_off: Annotated[bool, _reuse("no-audit", SWITCH, "Don't recompute answers while idle.")] = False
+    is_audit_off: Annotated[bool, _reuse(SWITCH, "Don't recompute answers while idle.", name="no-audit")] = False
     records_text: Annotated[
         bool,
         _reuse(
-            "record-text",
             SWITCH,
             "Allow prompts and answers in files and in the log, such as those of --record and an audit's error.",
+            name="record-text",
         ),
     ] = False
     kv_bits: Annotated[
         int | None,
-        _reuse(
-            "kv-bits", number(choices=KV_BITS), f"Quantize KV to {', '.join(map(str, KV_BITS))} bits (approximate)."
-        ),
+        _reuse(number(choices=KV_BITS), f"Quantize KV to {', '.join(map(str, KV_BITS))} bits (approximate)."),
     ] = None
     kv_group_size: Annotated[
         int,
-        _reuse(
-            "kv-group-size",
-            number(choices=KV_GROUP_SIZES),
-            f"Group size of quantized KV: {', '.join(map(str, KV_GROUP_SIZES))}.",
-        ),
+        _reuse(number(choices=KV_GROUP_SIZES), f"Group size of quantized KV: {', '.join(map(str, KV_GROUP_SIZES))}."),
     ] = 64
 
     trusts_remote_code: Annotated[
         bool,
-        _load("trust-remote-code", SWITCH, "Run Python code that comes with a tokenizer. Only for models you trust."),
+        _load(
+            SWITCH, "Run Python code that comes with a tokenizer. Only for models you trust.", name="trust-remote-code"
+        ),
     ] = False
     adapter_path: Annotated[
-        str | None,
-        _load(
-            "adapter-path",
-            DIRECTORY,
-            "Directory of an adapter for the model, as written by mlx_lm.lora.",
-        ),
+        str | None, _load(DIRECTORY, "Directory of an adapter for the model, as written by mlx_lm.lora.")
     ] = None
     max_queue: Annotated[
-        int, _load("max-queue", _COUNT, "Most requests that may wait; further ones are refused with status 429.")
+        int, _load(_COUNT, "Most requests that may wait; further ones are refused with status 429.")
     ] = 64
-    max_batch: Annotated[int, _load("max-batch", _COUNT, "Most sequences to decode together.")] = 8
+    max_batch: Annotated[int, _load(_COUNT, "Most sequences to decode together.")] = 8
     drafts: Annotated[
         str,
         _load(
-            "drafts",
             one_of(*DRAFT_MODES),
             "auto, off, exact or always. Draft answers from earlier text, or by a head or a draft model, and verify "
             "several tokens per pass. auto: in passes of the sizes that choose the same tokens as single steps, which "
@@ -477,7 +434,6 @@ class Settings:
     mtp: Annotated[
         str,
         _load(
-            "mtp",
             FOUND_DIRECTORY,
             "The model's head that guesses next tokens (MTP): auto takes it from the model's files where they have "
             "one, a directory has it in place of them. A model with a head drafts unless --drafts off.",
@@ -486,7 +442,6 @@ class Settings:
     draft_model: Annotated[
         str | None,
         _load(
-            "draft-model",
             MODEL,
             "A small model with the same tokenizer, to draft answers in place of a head. It runs beside the model, "
             "and its state is cached with it. A local directory or a Hugging Face repository id.",
@@ -495,18 +450,14 @@ class Settings:
     background: Annotated[
         str,
         _load(
-            "background",
             one_of(*BACKGROUND_MODES),
             "When to do what nobody waits for (settling, auditing, disk writes): auto (not on a low "
             "battery, in low-power mode or when the machine is hot), never, always.",
         ),
     ] = AUTO
-    prefill_chunk: Annotated[
-        int, _load("prefill-chunk", _COUNT, "Tokens per prefill step while no answer is being decoded.")
-    ] = 2048
+    prefill_chunk: Annotated[int, _load(_COUNT, "Tokens per prefill step while no answer is being decoded.")] = 2048
     max_stall_ms: Annotated[
-        int,
-        _load("max-stall-ms", number(least=1, metavar="MS"), "Longest gap between two tokens of an answer to aim for."),
+        int, _load(number(least=1, metavar="MS"), "Longest gap between two tokens of an answer to aim for.")
     ] = 100
 
     @property
@@ -523,8 +474,8 @@ class Settings:
 
 def _declared() -> dict[str, Option]:
     hints = get_type_hints(Settings, include_extras=True)
-    options = {name: hint.__metadata__[0] for name, hint in hints.items()}
-    assert all(isinstance(option, Option) for option in options.values())
+    declared: dict[str, Option] = {name: hint.__metadata__[0] for name, hint in hints.items()}
+    options = {name: replace(each, name=each.name or name.replace("_", "-")) for name, each in declared.items()}
     assert len({option.name for option in options.values()}) == len(options)
     return options
 
@@ -535,23 +486,12 @@ OPTIONS: Mapping[str, Option] = _declared()
 MODEL_OPTIONS: Mapping[str, Option] = {
     option.name: option
     for name, option in OPTIONS.items()
-    if name
+    if option.group is OptionGroup.ANSWERS
+    or name
     in (
         "model",
         "adapter_path",
         "adapters",
-        "chat_template",
-        "learnt",
-        "chat_template_args",
-        "temperature",
-        "top_p",
-        "top_k",
-        "min_p",
-        "max_tokens",
-        "thinking_budget",
-        "max_context",
-        "images",
-        "embedder",
         "kv_bits",
         "kv_group_size",
         "mtp",
