@@ -41,34 +41,31 @@ class Metric:
         assert self.series is None or self.label is not None, self
 
 
-def _counter(field: str, family: str | None, unit: str, text: str, read: Callable[[Status], Reading]) -> Metric:
-    return Metric(kind="counter", unit=unit, help=text, read=read, field=field, family=family)
+_Read = Callable[[Status], Reading]
 
 
-def _gauge(field: str, family: str | None, unit: str, text: str, read: Callable[[Status], Reading]) -> Metric:
-    return Metric(kind="gauge", unit=unit, help=text, read=read, field=field, family=family)
+def _metric(
+    kind: Literal["counter", "gauge"], *, is_of_server: bool = False
+) -> Callable[[str, str | None, str, str, _Read], Metric]:
+    """Makes metrics of a kind: of their field, family, unit and help, and what reads them."""
+
+    def metric(field: str, family: str | None, unit: str, text: str, read: _Read) -> Metric:
+        return Metric(kind=kind, unit=unit, help=text, read=read, field=field, family=family, is_of_server=is_of_server)
+
+    return metric
 
 
-def _of_server(metric: Metric) -> Metric:
-    return replace(metric, is_of_server=True)
+_counter, _gauge = _metric("counter"), _metric("gauge")
+_server_counter, _server_gauge = _metric("counter", is_of_server=True), _metric("gauge", is_of_server=True)
 
 
-def _series(family: str, unit: str, label: str, text: str) -> Callable[[str, str, Callable[[Status], Reading]], Metric]:
+def _tokens(field: str, text: str, read: _Read) -> Metric:
+    return _counter(field, f"{field}_tokens", "tokens", text, read)
+
+
+def _series(family: str, unit: str, label: str, text: str) -> Callable[[str, str, _Read], Metric]:
     """Makes the gauges of one family: of a field, a value of the label, and what reads it."""
-
-    def gauge(field: str, series: str, read: Callable[[Status], Reading]) -> Metric:
-        return Metric(
-            kind="gauge",
-            unit=unit,
-            help=text,
-            read=read,
-            field=field,
-            family=family,
-            label=label,
-            series=series,
-        )
-
-    return gauge
+    return lambda field, series, read: replace(_gauge(field, family, unit, text, read), label=label, series=series)
 
 
 _phase = _series("running_requests", "requests", "phase", "Requests at the engine, by phase.")
@@ -82,94 +79,62 @@ _disk_bytes = _series("disk_bytes", "bytes", "of", "Bytes on disk, of this model
 
 
 def _by_source(field: str, family: str, text: str, read: Callable[[DraftStatus], Mapping[str, int]]) -> Metric:
-    return Metric(
-        kind="counter",
-        unit="tokens",
-        help=text,
-        read=lambda status: None if status.drafts is None else dict(read(status.drafts)),
-        field=field,
-        family=family,
-        label="source",
-        expected=tuple(map(str, DraftSource)),
-    )
+    metric = _counter(field, family, "tokens", text, _drafts(lambda drafts: dict(read(drafts))))
+    return replace(metric, label="source", expected=tuple(map(str, DraftSource)))
 
 
-def _on_disk(read: Callable[[OnDisk], int | None]) -> Callable[[Status], Reading]:
+def _drafts(read: Callable[[DraftStatus], Reading]) -> _Read:
+    return lambda status: None if status.drafts is None else read(status.drafts)
+
+
+def _on_disk(read: Callable[[OnDisk], int | None]) -> _Read:
     return lambda status: None if status.disk is None else read(status.disk)
 
 
 METRICS: Sequence[Metric] = (
-    _of_server(_gauge("idle", "idle", "", "1 while nothing is queued, running or settling.", lambda s: s.is_idle)),
-    _of_server(
-        _gauge(
-            "stalled_s",
-            "stalled_seconds",
-            "seconds",
-            "Time since the engine last got something done; 0 while there is nothing to do.",
-            lambda s: s.stalled_s,
-        )
+    _server_gauge("idle", "idle", "", "1 while nothing is queued, running or settling.", lambda s: s.is_idle),
+    _server_gauge(
+        "stalled_s",
+        "stalled_seconds",
+        "seconds",
+        "Time since the engine last got something done; 0 while there is nothing to do.",
+        lambda s: s.stalled_s,
     ),
-    _of_server(
-        _counter(
-            "busy_s",
-            "engine_busy_seconds",
-            "seconds",
-            "Time the engine thread spent working rather than waiting.",
-            lambda s: s.busy_s,
-        )
+    _server_counter(
+        "busy_s",
+        "engine_busy_seconds",
+        "seconds",
+        "Time the engine thread spent working rather than waiting.",
+        lambda s: s.busy_s,
     ),
-    _of_server(
-        _counter(
-            "inspections",
-            "inspections",
-            "inspections",
-            "Times the engine was inspected for the page, `reprise top` and events.",
-            lambda s: s.num_inspections,
-        )
+    _server_counter(
+        "inspections",
+        "inspections",
+        "inspections",
+        "Times the engine was inspected for the page, `reprise top` and events.",
+        lambda s: s.num_inspections,
     ),
-    _of_server(
-        _counter(
-            "inspection_s",
-            "inspection_seconds",
-            "seconds",
-            "Part of the engine's busy time spent on inspections; at most a hundredth while requests run.",
-            lambda s: s.inspection_s,
-        )
+    _server_counter(
+        "inspection_s",
+        "inspection_seconds",
+        "seconds",
+        "Part of the engine's busy time spent on inspections; at most a hundredth while requests run.",
+        lambda s: s.inspection_s,
     ),
     _phase("queued", "queued", lambda s: s.num_waiting),
     _phase("prefilling", "prefill", lambda s: s.num_prefilling),
     _phase("decoding", "decode", lambda s: s.num_decoding),
     _counter(
-        "requests",
-        "jobs",
-        "jobs",
-        "Jobs in the engine, one per choice of a request.",
-        lambda s: s.counts.num_requests,
+        "requests", "jobs", "jobs", "Jobs in the engine, one per choice of a request.", lambda s: s.counts.num_requests
     ),
     _counter("finished", "finished_jobs", "jobs", "Jobs that ran to their end.", lambda s: s.counts.num_finished),
     _counter("cancelled", "cancellations", "jobs", "Jobs that were cancelled.", lambda s: s.counts.num_cancelled),
     _counter("failed", "failed_jobs", "jobs", "Jobs that failed.", lambda s: s.counts.num_failed),
     _counter("prompt_tokens", "prompt_tokens", "tokens", "Tokens of all prompts.", lambda s: s.counts.num_prompt),
-    _counter(
-        "reused", "reused_tokens", "tokens", "Prompt tokens found in the prefix cache.", lambda s: s.counts.num_reused
-    ),
-    _counter(
-        "prefilled",
-        "prefilled_tokens",
-        "tokens",
-        "Prompt tokens prefilled while a user waited.",
-        lambda s: s.counts.num_prefilled,
-    ),
-    _counter(
-        "settled", "settled_tokens", "tokens", "Tokens prefilled ahead while idle.", lambda s: s.counts.num_settled
-    ),
-    _counter(
-        "loaded",
-        "loaded_tokens",
-        "tokens",
-        "Of the reused tokens, those read from disk.",
-        lambda s: s.counts.num_loaded,
-    ),
+    _tokens("reused", "Prompt tokens found in the prefix cache.", lambda s: s.counts.num_reused),
+    _tokens("prefilled", "Prompt tokens prefilled while a user waited.", lambda s: s.counts.num_prefilled),
+    _tokens("settled", "Tokens prefilled ahead while idle.", lambda s: s.counts.num_settled),
+    _tokens("loaded", "Of the reused tokens, those read from disk.", lambda s: s.counts.num_loaded),
     _counter(
         "saved_s",
         "saved_seconds",
@@ -177,7 +142,7 @@ METRICS: Sequence[Metric] = (
         "Waiting saved: what computing the reused tokens would have taken at the measured prefill speed.",
         lambda s: s.counts.saved_s,
     ),
-    _counter("generated", "generated_tokens", "tokens", "Tokens sampled.", lambda s: s.counts.num_generated),
+    _tokens("generated", "Tokens sampled.", lambda s: s.counts.num_generated),
     _counter(
         "images_encoded",
         "encoded_images",
@@ -201,24 +166,21 @@ METRICS: Sequence[Metric] = (
     ),
     _by_source("drafted", "drafted_tokens", "Tokens drafted and verified, by source.", lambda d: d.num_drafted),
     _by_source(
-        "draft_accepted",
-        "accepted_draft_tokens",
-        "Drafted tokens accepted, by source.",
-        lambda d: d.num_accepted,
+        "draft_accepted", "accepted_draft_tokens", "Drafted tokens accepted, by source.", lambda d: d.num_accepted
     ),
     _gauge(
         "draft_saved_s",
         "draft_saved_seconds",
         "seconds",
         "Decode time saved by drafts, relative to passes over one token.",
-        lambda s: None if s.drafts is None else s.drafts.saved_s,
+        _drafts(lambda d: d.saved_s),
     ),
     _gauge(
         "draft_bytes",
         "draft_index_bytes",
         "bytes",
         "Memory of the text that drafts are looked up in.",
-        lambda s: None if s.drafts is None else s.drafts.nbytes,
+        _drafts(lambda d: d.nbytes),
     ),
     _counter("evictions", None, "items", "Items evicted from the prefix cache.", lambda s: s.counts.num_evictions),
     Metric(
@@ -243,10 +205,8 @@ METRICS: Sequence[Metric] = (
     ),
     _counter("loads", "loads", "loads", "Times the model's weights were loaded.", lambda s: s.num_loads),
     _counter("load_s", "load_seconds", "seconds", "Time spent loading weights.", lambda s: s.load_s),
-    _of_server(
-        _gauge(
-            "bytes_budget", "budget_bytes", "bytes", "Memory that layer state may take.", lambda s: s.held.budget_nbytes
-        )
+    _server_gauge(
+        "bytes_budget", "budget_bytes", "bytes", "Memory that layer state may take.", lambda s: s.held.budget_nbytes
     ),
     _gauge(
         "bytes_held",
@@ -304,32 +264,26 @@ METRICS: Sequence[Metric] = (
         "Largest difference of a token's log-probability that an audit has seen.",
         lambda s: s.audit.worst,
     ),
-    _of_server(
-        _counter(
-            "recorded",
-            "recorded_requests",
-            "requests",
-            "Requests written to the `--record` file.",
-            lambda s: s.num_recorded,
-        )
+    _server_counter(
+        "recorded",
+        "recorded_requests",
+        "requests",
+        "Requests written to the `--record` file.",
+        lambda s: s.num_recorded,
     ),
-    _of_server(
-        _counter(
-            "unrecorded",
-            "unrecorded_requests",
-            "requests",
-            "Requests missing from the `--record` file: it could not be written, or not in time.",
-            lambda s: s.num_unrecorded,
-        )
+    _server_counter(
+        "unrecorded",
+        "unrecorded_requests",
+        "requests",
+        "Requests missing from the `--record` file: it could not be written, or not in time.",
+        lambda s: s.num_unrecorded,
     ),
-    _of_server(
-        _gauge(
-            "disk.bytes_budget",
-            "disk_budget_bytes",
-            "bytes",
-            "Disk space that may be used.",
-            _on_disk(lambda d: d.budget_nbytes),
-        )
+    _server_gauge(
+        "disk.bytes_budget",
+        "disk_budget_bytes",
+        "bytes",
+        "Disk space that may be used.",
+        _on_disk(lambda d: d.budget_nbytes),
     ),
     _disk_bytes("disk.bytes_held", "this", _on_disk(lambda d: d.nbytes)),
     _disk_bytes("disk.bytes_of_other_models", "others", _on_disk(lambda d: d.others_nbytes)),
@@ -347,23 +301,19 @@ METRICS: Sequence[Metric] = (
         "Bytes written to disk.",
         _on_disk(lambda d: d.written_nbytes),
     ),
-    _of_server(
-        _gauge(
-            "disk.bytes_written_today",
-            "disk_written_today_bytes",
-            "bytes",
-            "Bytes written to the directory today, by this server and those before it.",
-            _on_disk(lambda d: d.today_nbytes),
-        )
+    _server_gauge(
+        "disk.bytes_written_today",
+        "disk_written_today_bytes",
+        "bytes",
+        "Bytes written to the directory today, by this server and those before it.",
+        _on_disk(lambda d: d.today_nbytes),
     ),
-    _of_server(
-        _gauge(
-            "disk.bytes_written_daily",
-            "disk_daily_bytes",
-            "bytes",
-            "Most bytes to be written to the directory in a day.",
-            _on_disk(lambda d: d.daily_nbytes),
-        )
+    _server_gauge(
+        "disk.bytes_written_daily",
+        "disk_daily_bytes",
+        "bytes",
+        "Most bytes to be written to the directory in a day.",
+        _on_disk(lambda d: d.daily_nbytes),
     ),
     _counter("disk.bytes_read", "disk_read_bytes", "bytes", "Bytes read from disk.", _on_disk(lambda d: d.read_nbytes)),
     _gauge("disk.files", "disk_files", "files", "Files on disk of this model.", _on_disk(lambda d: d.num_files)),
