@@ -7,7 +7,6 @@ two, and the tokenizer joins the tokens of its halves.
 """
 
 import re
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,6 +17,7 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
+from reprise.chat.memo import Memo
 from reprise.chat.request import Message
 from reprise.core.abandon import stop_if_abandoned
 from reprise.core.images import ImageExpansion, ImageFile, ImageReader, PromptImage, path_tokens
@@ -215,29 +215,17 @@ def image_at(images: Sequence[PromptImage], position: int) -> PromptImage | None
     return next((image for image in images if image.span.start <= position < image.span.stop), None)
 
 
-class ImageNames:
-    """The names of the images seen last, by the first id of each. Safe to use from several threads."""
+class ImageNames(Memo[int, tuple[str, int]]):
+    """Of the images seen last, by their first ids: the name, and the tokens from the first placeholder to the end."""
 
     def __init__(self) -> None:
-        self._known: OrderedDict[int, tuple[str, int]] = OrderedDict()
-        """Name, and tokens from the first placeholder to the end."""
-        self._lock = Lock()
+        super().__init__(nbytes=_MOST_NAMES, size=lambda first, name: 1)
 
     def add(self, seen: SeenImage) -> None:
         places = np.flatnonzero(seen.run < 0)
-        if len(places) == 0:
-            return
-        first = int(places[0])
-        with self._lock:
-            self._known[int(seen.run[first])] = (named(seen.image), len(seen.run) - first)
-            self._known.move_to_end(int(seen.run[first]))
-            if len(self._known) > _MOST_NAMES:
-                self._known.popitem(last=False)
-
-    def get(self, first: int) -> tuple[str, int]:
-        """What an image is called whose placeholders begin with this id, and how many tokens it has from there on."""
-        with self._lock:
-            return self._known.get(first, (SOME_IMAGE, 1))
+        if len(places) > 0:
+            first = int(places[0])
+            self.put(int(seen.run[first]), (named(seen.image), len(seen.run) - first))
 
 
 _MOST_NAMES = 4096
@@ -277,7 +265,7 @@ def _shown(tokens: Tokens, decode: Callable[[Sequence[int]], str], names: ImageN
         if place > at:
             yield decode(tokens[at:place].tolist())
             is_open = False
-        name, length = (SOME_IMAGE, 1) if names is None else names.get(int(tokens[place]))
+        name, length = (names.get(int(tokens[place])) if names is not None else None) or (SOME_IMAGE, 1)
         # What is left of an image that begins elsewhere is one.
         if name != SOME_IMAGE or not is_open:
             yield name

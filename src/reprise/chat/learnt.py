@@ -107,35 +107,29 @@ def with_learnt(text_model: TextModel, text: str, *, source: str) -> TextModel:
         raise LoadFailed(f"{source}: it is not valid TOML: {error}.") from error
     try:
         _check_keys(given, known=("thinking", "content", "calls"), place="")
-        changes: dict[str, Any] = {}
         if is_harmony(text_model):
             own = tomllib.loads(learnt_toml(text_model))
             if any(given[key] != own[key] for key in given):
                 raise ValueError("the model answers in the channels of gpt-oss, which cannot be changed.")
             return text_model
         if "thinking" in given:
-            changes |= _thinking(text_model, given["thinking"])
+            text_model = text_model.with_thinking(*_thinking(given["thinking"]))
         if "content" in given:
-            changes["structural_markers"] = _markers(given["content"])
+            text_model = replace(text_model, structural_markers=_markers(given["content"]))
         if "calls" in given:
-            changes["calls"] = calls_in(given["calls"], shows_tools=text_model.calls.shows_tools)
+            calls = calls_in(given["calls"], shows_tools=text_model.calls.shows_tools)
+            text_model = replace(text_model, calls=calls)
     except ValueError as error:
         raise LoadFailed(f"{source}: {error} `reprise inspect MODEL --learnt` prints a whole file.") from error
-    return replace(text_model, **changes)
+    return text_model
 
 
-def _thinking(text_model: TextModel, given: object) -> dict[str, Any]:
+def _thinking(given: object) -> tuple[str | None, str | None]:
     if given == NONE:
-        return {"think_start": None, "think_end": None, "think_start_tokens": (), "think_end_tokens": ()}
+        return None, None
     table = _of_table(given, "thinking")
     _check_keys(table, known=("start", "end"), place="thinking")
-    start, end = (_markup(table.get(name), f"thinking.{name}") for name in ("start", "end"))
-    return {
-        "think_start": start,
-        "think_end": end,
-        "think_start_tokens": tuple(text_model.encode(start)),
-        "think_end_tokens": tuple(text_model.encode(end)),
-    }
+    return _markup(table.get("start"), "thinking.start"), _markup(table.get("end"), "thinking.end")
 
 
 def _markers(given: object) -> tuple[str, ...]:

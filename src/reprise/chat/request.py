@@ -15,6 +15,16 @@ lack ids and their arguments may be text: the renderer mends them (`chat/message
 """
 
 
+def call_of(call_id: str, name: str, arguments: Any) -> dict[str, Any]:
+    """One of the `tool_calls` of a message."""
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def result_of(call_id: str, name: str, content: str) -> Message:
+    """The message with a tool's result."""
+    return {"role": "tool", "content": content, "tool_call_id": call_id, "name": name}
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class Cut:
     """The place in message number `message` after `num_chars` characters of its text and `num_images` images."""

@@ -5,7 +5,7 @@ here imports MLX.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from reprise.chat.call_format import ModelCalls
@@ -70,6 +70,18 @@ class TextModel:
     """The tokenizer puts `bos` before a plain text. Chat templates write it themselves."""
     images: ImageReader | None = None
     """The image side of a model that sees; None: it does not, or its template has no place for images."""
+
+    def with_thinking(self, start: str | None, end: str | None) -> "TextModel":
+        """The model with these marks around its thinking; None: it does not think."""
+        start_tokens, end_tokens = (() if mark is None else tuple(self.encode(mark)) for mark in (start, end))
+        return replace(
+            self, think_start=start, think_end=end, think_start_tokens=start_tokens, think_end_tokens=end_tokens
+        )
+
+    def opens_thinking(self, text: str) -> bool:
+        """Whether a text ends inside thinking."""
+        start, end = self.think_start, self.think_end
+        return start is not None and end is not None and text.rfind(start) > text.rfind(end)
 
 
 def refuse_if_too_long(text: str, text_model: TextModel, *, context: int | None, param: str = "messages") -> None:

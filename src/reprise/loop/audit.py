@@ -174,7 +174,10 @@ class Audit:
         if first is None and (not is_same or gap > self._tolerance):
             self._first = run
             # Another chunk length changes the order of summation. Two cold runs must agree that the answer is wrong.
-            return None if self._begin(answer, chunk=max(1, self._chunk // 3)) else self._put_off()
+            if not self._begin(answer, chunk=max(1, self._chunk // 3)):
+                # No memory for it now: repeat both later.
+                self._first = None
+            return None
         if first is not None:
             rounding = rounding_between(first, run)
             worst, gap = min(first.worst, run.worst), min(gap, max((o.gap for o in first.others), default=0.0))
@@ -187,10 +190,6 @@ class Audit:
         self._waiting.popleft()
         self._note(answer, verdict, worst)
         return AuditFinding(answer=answer, verdict=verdict, worst=worst, others=tuple(run.others), rounding=rounding)
-
-    def _put_off(self) -> None:
-        """No memory for the second run now: repeat both later."""
-        self._first = None
 
     def _note(self, answer: GivenAnswer, verdict: Verdict, worst: float) -> None:
         self._verdicts[answer.job.id] = verdict

@@ -12,6 +12,7 @@ from reprise.chat.answers.markup import (
     TOOL,
     TOOL_IN_REASONING,
     Channel,
+    Edge,
     Header,
     Markup,
     part_of,
@@ -158,8 +159,7 @@ class Reader:
 
         One character in a line is none, and neither are letters there, which begin a word.
         """
-        edges = self._markup.edges.get(self.state, ())
-        starts = [edge.marker for edge in edges if edge.to is not None and part_of(edge.to) is Channel.CALL]
+        starts = [edge.marker for edge in self._edges if edge.to is not None and part_of(edge.to) is Channel.CALL]
         is_possible = self._is_line_begun or (len(text) > 1 and not text[0].isalpha())
         return text != "" and is_possible and self.part is not Channel.CALL and any(s.startswith(text) for s in starts)
 
@@ -174,20 +174,17 @@ class Reader:
             if self._awaits_call and self.state == NORMAL:
                 if self._begins_call(out):
                     continue
-                if self._awaits_call and not self._holds_marker():
+                if self._awaits_call and first_match(self._pending, self._markers) is None:
                     # White space may stand before the call, or a marker that is not whole.
                     return out
-            edges = self._markup.edges.get(self.state, ())
-            markers = [edge.marker for edge in edges]
-            found = first_match(self._pending, markers)
+            found = first_match(self._pending, self._markers)
             if found is None:
                 break
+            edge = self._edges[found.index]
             before, self._pending = self._pending[: found.start], self._pending[found.stop :]
             out += self._piece(before)
-            out += self._turn(markers[found.index], edges[found.index].to, is_kept=edges[found.index].is_kept)
-        edges = self._markup.edges.get(self.state, ())
-        markers = [edge.marker for edge in edges]
-        safe = len(self._pending) - num_held(self._pending, markers)
+            out += self._turn(edge.marker, edge.to, is_kept=edge.is_kept)
+        safe = len(self._pending) - num_held(self._pending, self._markers)
         out += self._piece(self._pending[:safe])
         self._pending = self._pending[safe:]
         return out
@@ -218,14 +215,9 @@ class Reader:
             return True
         if lead == special:
             return False
-        markers = [edge.marker for edge in self._markup.edges.get(NORMAL, ())]
-        if lead and not any(marker.startswith(lead) or lead.startswith(marker) for marker in markers):
+        if lead and not any(marker.startswith(lead) or lead.startswith(marker) for marker in self._markers):
             self._awaits_call = False
         return False
-
-    def _holds_marker(self) -> bool:
-        markers = [edge.marker for edge in self._markup.edges.get(self.state, ())]
-        return first_match(self._pending, markers) is not None
 
     def _read_call(self, call: CallReader, out: list[Event]) -> bool:
         """Give the call what there is to read. Whether something is left to be read otherwise."""
@@ -243,13 +235,21 @@ class Reader:
         if call.is_broken:
             out.append(CallFailed())
             self._pending = call.raw[0 if self._holds_calls else call.num_emitted :]
-            if self._markup.edges.get(self.state, ()) == ():
+            if self._edges == ():
                 # It has no end marker, so that it is over here.
                 out.append(Transition(source=self.state, to=self._outside, marker="", is_failed=True))
                 self.state = self._outside
             return
         out.append(Transition(source=self.state, to=self._outside, marker=""))
         self.state, self._pending = self._outside, call.rest
+
+    @property
+    def _edges(self) -> tuple[Edge, ...]:
+        return self._markup.edges.get(self.state, ())
+
+    @property
+    def _markers(self) -> list[str]:
+        return [edge.marker for edge in self._edges]
 
     @property
     def _outside(self) -> str:

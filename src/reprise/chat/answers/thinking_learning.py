@@ -5,7 +5,7 @@ is the markup. Reasoning that a template writes beside tool calls alone is looke
 """
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from reprise.chat.answers.markup import is_harmony
 from reprise.chat.calls.call_learning import (
@@ -29,12 +29,6 @@ _THOUGHT = "Thimble"
 _TAG = r"<[^\s<>]+>|\[[A-Z][A-Z_ ]*\]|\[/[A-Z_]+\]"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Marks:
-    start: str
-    end: str
-
-
 def with_learnt_thinking(text_model: TextModel) -> TextModel:
     """The model with the markers of its reasoning and of its content, as far as its template shows them.
 
@@ -48,13 +42,7 @@ def with_learnt_thinking(text_model: TextModel) -> TextModel:
     marks = None if text_model.think_start is not None else probes.marks("".join(around[:1]))
     if marks is None:
         return model
-    return replace(
-        model,
-        think_start=marks.start,
-        think_end=marks.end,
-        think_start_tokens=tuple(text_model.encode(marks.start)),
-        think_end_tokens=tuple(text_model.encode(marks.end)),
-    )
+    return model.with_thinking(*marks)
 
 
 class _ThinkingProbes:
@@ -80,8 +68,8 @@ class _ThinkingProbes:
         closing = self._special_at(words[at + len(WORDS) :])
         return (opening, closing) if closing is not None and closing not in self._ends else (opening,)
 
-    def marks(self, opening: str) -> _Marks | None:
-        """What stands around reasoning. `opening`: what content begins with."""
+    def marks(self, opening: str) -> tuple[str, str] | None:
+        """What reasoning begins and ends with. `opening`: what content begins with."""
         plain = self._text(answer({})) or ""
         thought = {"reasoning_content": _THOUGHT}
         thoughtful = answer(thought)
@@ -95,7 +83,7 @@ class _ThinkingProbes:
             for start in (self._last_markup(text[:at]), self._begun(text[:at])):
                 is_apart = start != "" and not _stands_in(start, end, plain[plain.rfind(ASKED) :])
                 if is_apart and end not in ("", start, *self._ends):
-                    return _Marks(start=start, end=end)
+                    return start, end
         return None
 
     def _end(self, behind: str, opening: str) -> str:

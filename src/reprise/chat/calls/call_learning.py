@@ -27,7 +27,7 @@ from reprise.chat.call_format import (
 from reprise.chat.calls.call_reader import CallArguments, CallBegan, CallEnded, CallReader
 from reprise.chat.calls.stated_calls import stated_format
 from reprise.chat.message_format import REASONING_KEYS, Form
-from reprise.chat.request import ChatRequest, Message
+from reprise.chat.request import ChatRequest, Message, call_of, result_of
 from reprise.chat.scan import common_length
 from reprise.chat.templates.template import ChatTemplate, RenderContext
 from reprise.chat.text_model import TextModel
@@ -169,21 +169,9 @@ def answer(reasoning: Mapping[str, str]) -> Message:
 
 def call_chat(calls: Sequence[MadeCall], *, content: str | None = "") -> tuple[Message, ...]:
     """A message in which the model made these calls, and the result of each."""
-    made = [
-        (made_id, {"name": name, "arguments": arguments})
-        for made_id, (name, arguments) in zip(IDS, calls, strict=False)
-    ]
-    return (
-        {
-            "role": "assistant",
-            "content": content,
-            "tool_calls": [{"id": made_id, "type": "function", "function": function} for made_id, function in made],
-        },
-        *(
-            {"role": "tool", "content": "seen", "tool_call_id": made_id, "name": function["name"]}
-            for made_id, function in made
-        ),
-    )
+    made = [call_of(made_id, name, arguments) for made_id, (name, arguments) in zip(IDS, calls, strict=False)]
+    results = [result_of(made_id, name, "seen") for made_id, (name, _) in zip(IDS, calls, strict=False)]
+    return ({"role": "assistant", "content": content, "tool_calls": made}, *results)
 
 
 def first_markup(text: str, splitters: Sequence[str]) -> str:
@@ -234,54 +222,50 @@ class Around:
     ending: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FormatDraft:
-    """A format as the renderings show it: the markers at which content ends and begins again are still in `around`."""
+def _format(
+    probes: CallProbes, around: Around, middle: str, arguments: KeyedArguments | None, words_name: str
+) -> CallFormat:
+    """The format of what stands around calls, with which the reader reads all made-up ones. Raises NotLearnt.
 
-    around: Around
-    middle: str
-    arguments: KeyedArguments | None
-    words_name: str
-
-    def format(self, probes: CallProbes) -> CallFormat:
-        """The format, which the reader reads all made-up calls with. Raises NotLearnt."""
-        opening, head, tail = (_with_holes(text) for text in (self.around.opening, self.around.head, self.around.tail))
-        between, ending = self.around.between, self.around.ending
-        has_own = opening.strip() == "" and between is not None
-        whole_lead = (opening + head).lstrip()
-        start, lead = (whole_lead, whole_lead) if self.words_name else _call_start(probes, whole_lead)
-        opening = lead[: len(lead) - len(head)] if len(lead) > len(head) else ""
-        if has_own or between is None:
-            head, opening = lead[len(start) :], ""
-            whole_tail = (tail + ending if between is None else tail).rstrip()
-            end = _end_marker(whole_tail, probes.splitters)
-            tail, ending = whole_tail.removesuffix(end), ""
-            has_own = True
-        elif len(opening.lstrip()) >= len(start):
-            opening = opening.lstrip()[len(start) :]
-            end = _end_marker(ending, probes.splitters)
-            ending = ending.rstrip().removesuffix(end)
-        else:
-            raise NotLearnt
-        found = CallFormat(
-            start=start,
-            opening=opening,
-            head=head,
-            middle=_with_holes(self.middle),
-            arguments=self.arguments,
-            tail=tail,
-            between=between,
-            ending=ending,
-            end=end,
-            has_own_section=has_own,
-            is_bare=not _is_marker(start, probes.splitters),
-            words_name=self.words_name,
-        )
-        if any(end in text for end in probes.message_ends for text in found.texts()):
-            # The model cannot write beyond it.
-            raise NotLearnt
-        _check(probes, found)
-        return found
+    The markers at which content ends and begins again are still in `around`.
+    """
+    opening, head, tail = (_with_holes(text) for text in (around.opening, around.head, around.tail))
+    between, ending = around.between, around.ending
+    has_own = opening.strip() == "" and between is not None
+    whole_lead = (opening + head).lstrip()
+    start, lead = (whole_lead, whole_lead) if words_name else _call_start(probes, whole_lead)
+    opening = lead[: len(lead) - len(head)] if len(lead) > len(head) else ""
+    if has_own or between is None:
+        head, opening = lead[len(start) :], ""
+        whole_tail = (tail + ending if between is None else tail).rstrip()
+        end = _end_marker(whole_tail, probes.splitters)
+        tail, ending = whole_tail.removesuffix(end), ""
+        has_own = True
+    elif len(opening.lstrip()) >= len(start):
+        opening = opening.lstrip()[len(start) :]
+        end = _end_marker(ending, probes.splitters)
+        ending = ending.rstrip().removesuffix(end)
+    else:
+        raise NotLearnt
+    found = CallFormat(
+        start=start,
+        opening=opening,
+        head=head,
+        middle=_with_holes(middle),
+        arguments=arguments,
+        tail=tail,
+        between=between,
+        ending=ending,
+        end=end,
+        has_own_section=has_own,
+        is_bare=not _is_marker(start, probes.splitters),
+        words_name=words_name,
+    )
+    if any(end in text for end in probes.message_ends for text in found.texts()):
+        # The model cannot write beyond it.
+        raise NotLearnt
+    _check(probes, found)
+    return found
 
 
 def _learn(probes: CallProbes) -> CallFormat:
@@ -307,7 +291,7 @@ def _learn(probes: CallProbes) -> CallFormat:
         last = last_of_two if last_of_two.startswith(last.rstrip()) else last
         around = _sequence(lead, inter, last, probes.splitters)
     words_name = _words_name(probes, begun, middle) if begun else ""
-    return FormatDraft(around=around, middle=index_middle, arguments=arguments, words_name=words_name).format(probes)
+    return _format(probes, around, index_middle, arguments, words_name)
 
 
 def _begun(probes: CallProbes) -> str:

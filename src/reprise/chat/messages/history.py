@@ -14,7 +14,7 @@ from reprise.chat.answer import Answer
 from reprise.chat.images import images_in
 from reprise.chat.memo import Memo
 from reprise.chat.message_format import joined_text, parsed_arguments, shortened_id, unquoted_arguments
-from reprise.chat.request import Message
+from reprise.chat.request import Message, call_of
 from reprise.core.errors import BadRequest
 from reprise.core.json_shape import json_shape
 
@@ -208,12 +208,7 @@ def as_message(answer: Answer, *, has_reasoning: bool = True) -> Message:
         message["reasoning_content"] = answer.reasoning
     if answer.tool_calls:
         message["tool_calls"] = [
-            {
-                "id": call.id,
-                "type": "function",
-                "function": {"name": call.name, "arguments": parsed_arguments(call.arguments)},
-            }
-            for call in answer.tool_calls
+            call_of(call.id, call.name, parsed_arguments(call.arguments)) for call in answer.tool_calls
         ]
     elif answer.content is None:
         message["content"] = ""

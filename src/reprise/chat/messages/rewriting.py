@@ -73,25 +73,32 @@ class _RewrittenChat:
         return replace(self._request, messages=tuple(self.messages), breakpoints=tuple(breakpoints), cuts=tuple(cuts))
 
 
-def images_of_results_to_users(request: ChatRequest) -> ChatRequest:
-    """Images in tool results are shown by the user behind them."""
-    return _with_images_moved(request, lambda message: message.get("role") == "tool")
+def _each(request: ChatRequest, change: Callable[[int, Message], Message]) -> ChatRequest:
+    """Each message is what `change` makes of it."""
+    draft = _RewrittenChat(request)
+    for index, message in enumerate(request.messages):
+        draft.keep(index, change(index, message))
+    return draft.finish()
+
+
+def _joined(request: ChatRequest, is_joined: Callable[[int, Message, Message], bool]) -> ChatRequest:
+    """Messages become part of the last one before them where `is_joined` says so of the two."""
+    draft = _RewrittenChat(request)
+    for index, message in enumerate(request.messages):
+        last = draft.messages[-1] if draft.messages else _NOBODY
+        (draft.join if is_joined(index, last, message) else draft.keep)(index, message)
+    return draft.finish()
+
+
+def images_to_users(*roles: str) -> Rewrite:
+    """Images in messages of these roles are shown by the user behind them."""
+    return lambda request: _with_images_moved(request, lambda message: message.get("role") in roles)
 
 
 def images_of_lone_results_to_users(request: ChatRequest) -> ChatRequest:
     """Images in tool results whose call is not right before them are shown by the user behind them."""
     lone = {id(request.messages[index]) for index in _lone_results(request.messages)}
     return _with_images_moved(request, lambda message: id(message) in lone)
-
-
-def images_of_systems_to_users(request: ChatRequest) -> ChatRequest:
-    """Images in system messages are shown by the user behind them."""
-    return _with_images_moved(request, lambda message: message.get("role") in HEAD_ROLES)
-
-
-def images_of_answers_to_users(request: ChatRequest) -> ChatRequest:
-    """Images in answers are shown by the user behind them."""
-    return _with_images_moved(request, lambda message: message.get("role") == "assistant")
 
 
 def _with_images_moved(request: ChatRequest, is_of: Callable[[Message], bool]) -> ChatRequest:
@@ -123,19 +130,17 @@ def late_systems_as_users(request: ChatRequest) -> ChatRequest:
 
     Moved to the head, they would cost the whole chat.
     """
-    draft, head = _RewrittenChat(request), head_length(request.messages)
-    for index, message in enumerate(request.messages):
-        is_late = index >= head and message.get("role") in HEAD_ROLES
-        draft.keep(index, _as_user(message) if is_late else message)
-    return draft.finish()
+    head = head_length(request.messages)
+    return _each(
+        request,
+        lambda index, message: _as_user(message) if index >= head and message.get("role") in HEAD_ROLES else message,
+    )
 
 
 def joined_systems(request: ChatRequest) -> ChatRequest:
     """The system messages at the beginning become one."""
-    draft, head = _RewrittenChat(request), head_length(request.messages)
-    for index, message in enumerate(request.messages):
-        (draft.join if 0 < index < head else draft.keep)(index, message)
-    return draft.finish()
+    head = head_length(request.messages)
+    return _joined(request, lambda index, last, message: 0 < index < head)
 
 
 def system_in_question(request: ChatRequest) -> ChatRequest:
@@ -157,10 +162,8 @@ def system_in_question(request: ChatRequest) -> ChatRequest:
 
 def lone_results_as_users(request: ChatRequest) -> ChatRequest:
     """Tool results whose call is not right before them become user messages."""
-    draft, lone = _RewrittenChat(request), _lone_results(request.messages)
-    for index, message in enumerate(request.messages):
-        draft.keep(index, _as_user(message) if index in lone else message)
-    return draft.finish()
+    lone = _lone_results(request.messages)
+    return _each(request, lambda index, message: _as_user(message) if index in lone else message)
 
 
 def _lone_results(messages: Sequence[Message]) -> frozenset[int]:
@@ -195,17 +198,16 @@ def results_in_order(request: ChatRequest) -> ChatRequest:
 
 def calls_as_text(request: ChatRequest, write: CallWriter) -> ChatRequest:
     """Tool calls become words of the assistant."""
-    draft = _RewrittenChat(request)
-    for index, message in enumerate(request.messages):
-        if _calls(message):
-            written = write([(str(_function(call).get("name")), _arguments(call)) for call in _calls(message)])
-            content = text_runs(message.get("content"))
-            spoken = {key: value for key, value in message.items() if key != "tool_calls"}
-            joiner = "\n" if joined_text(message.get("content")) else ""
-            draft.keep(index, {**spoken, "content": content_of([*content, joiner + written])})
-        else:
-            draft.keep(index, message)
-    return draft.finish()
+
+    def spoken(_: int, message: Message) -> Message:
+        if not _calls(message):
+            return message
+        written = write([(str(_function(call).get("name")), _arguments(call)) for call in _calls(message)])
+        joiner = "\n" if joined_text(message.get("content")) else ""
+        said = {key: value for key, value in message.items() if key != "tool_calls"}
+        return {**said, "content": content_of([*text_runs(message.get("content")), joiner + written])}
+
+    return _each(request, spoken)
 
 
 def one_call_at_a_time(request: ChatRequest) -> ChatRequest:
@@ -244,14 +246,13 @@ def _keep_apart(draft: _RewrittenChat, index: int, end: int, messages: Sequence[
 
 def text_in_mapping(request: ChatRequest) -> ChatRequest:
     """Arguments of a call that are no JSON object become one, with the text in it."""
-    draft = _RewrittenChat(request)
-    for index, message in enumerate(request.messages):
+
+    def wrapped(_: int, message: Message) -> Message:
         calls = _calls(message)
-        if any(isinstance(_arguments(call), str) for call in calls):
-            draft.keep(index, {**message, "tool_calls": [_with_mapping(call) for call in calls]})
-        else:
-            draft.keep(index, message)
-    return draft.finish()
+        is_text = any(isinstance(_arguments(call), str) for call in calls)
+        return {**message, "tool_calls": [_with_mapping(call) for call in calls]} if is_text else message
+
+    return _each(request, wrapped)
 
 
 def without_empty_answers(request: ChatRequest) -> ChatRequest:
@@ -297,23 +298,20 @@ def _with_silence(request: ChatRequest) -> ChatRequest:
 
 def joined_users(request: ChatRequest) -> ChatRequest:
     """User messages in a row become one, unless they are of two people."""
-    draft = _RewrittenChat(request)
-    for index, message in enumerate(request.messages):
-        last = draft.messages[-1] if draft.messages else _NOBODY
+
+    def is_one(_: int, last: Message, message: Message) -> bool:
         is_plain = all(m.get("role") == "user" and m.keys() <= _PLAIN_KEYS for m in (last, message))
-        is_one = len({m["name"] for m in (last, message) if "name" in m}) <= 1
-        (draft.join if is_plain and is_one else draft.keep)(index, message)
-    return draft.finish()
+        return is_plain and len({m["name"] for m in (last, message) if "name" in m}) <= 1
+
+    return _joined(request, is_one)
 
 
 def joined_answers(request: ChatRequest) -> ChatRequest:
     """Assistant messages in a row become one, unless a call stands between."""
-    draft = _RewrittenChat(request)
-    for index, message in enumerate(request.messages):
-        last = draft.messages[-1] if draft.messages else _NOBODY
-        follows = last.get("role") == message.get("role") == "assistant" and not _calls(last)
-        (draft.join if follows else draft.keep)(index, message)
-    return draft.finish()
+    return _joined(
+        request,
+        lambda _, last, message: last.get("role") == message.get("role") == "assistant" and not _calls(last),
+    )
 
 
 def bridged(request: ChatRequest) -> ChatRequest:

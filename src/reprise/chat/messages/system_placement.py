@@ -14,8 +14,8 @@ from typing import Any, cast
 from reprise.chat.images import PROBE, image_part
 from reprise.chat.message_format import USUAL_IDS, joined_text, text_runs
 from reprise.chat.messages import rewriting
-from reprise.chat.request import ChatRequest, Message
-from reprise.chat.templates.probe_turns import HEAD_ROLES
+from reprise.chat.request import ChatRequest, Message, call_of, result_of
+from reprise.chat.templates.probe_turns import HEAD_ROLES, PROBE_TOOL, PROBE_TOOL_NAME
 from reprise.chat.templates.template import ChatTemplate, RenderContext
 from reprise.chat.text_model import TextModel
 from reprise.core.errors import BadRequest, TemplateFailed
@@ -138,7 +138,7 @@ class Placement:
         return self._verdicts[key]
 
     def _shows(self, chat: _Chat, *, has_tools: bool) -> bool:
-        request = ChatRequest(messages=chat, tools=(_TOOL,) if has_tools else ())
+        request = ChatRequest(messages=chat, tools=(PROBE_TOOL,) if has_tools else ())
         try:
             _, text = self._template.open_scene(request, datetime(2000, 1, 1))
         except BadRequest:
@@ -197,7 +197,7 @@ def _noted(note: str, before: ChatRequest, after: ChatRequest) -> str:
 def _words(message: Message) -> list[str]:
     called = [call["function"] for call in message.get("tool_calls") or ()]
     arguments = [function["arguments"] for function in called]
-    values = [value if isinstance(value, str) else value["at"] for value in arguments]
+    values = [value if isinstance(value, str) else value["gate"] for value in arguments]
     # One letter is no word: many templates write calls alone, without the words beside them.
     return [word for word in (joined_text(message.get("content")), *values) if len(word) > 1]
 
@@ -207,33 +207,18 @@ def _says(role: str, word: str) -> Message:
 
 
 def _calls(*calls: tuple[str, Any], content: str | None = None) -> Message:
-    made = [
-        {"id": call_id, "type": "function", "function": {"name": "look", "arguments": arguments}}
-        for call_id, arguments in calls
-    ]
+    made = [call_of(call_id, PROBE_TOOL_NAME, arguments) for call_id, arguments in calls]
     return {"role": "assistant", "content": content, "tool_calls": made}
 
 
 def _sees(call_id: str, word: str) -> Message:
-    return {"role": "tool", "tool_call_id": call_id, "name": "look", "content": word}
+    return result_of(call_id, PROBE_TOOL_NAME, word)
 
 
 def _with_image(message: Message) -> Message:
     return {**message, "content": [{"type": "text", "text": message["content"]}, image_part(PROBE)]}
 
 
-_TOOL = {
-    "type": "function",
-    "function": {
-        "name": "look",
-        "description": "Looks.",
-        "parameters": {
-            "type": "object",
-            "properties": {"at": {"type": "string", "description": "At what."}},
-            "required": ["at"],
-        },
-    },
-}
 _SYSTEM, _ASKED, _ASKED_THEN = _says("system", "Sycamore"), _says("user", "Falcon"), _says("user", "Saffron")
 _SYSTEM_THEN, _ANSWERED, _ANSWERED_THEN = (
     _says("system", "Juniper"),
@@ -241,9 +226,9 @@ _SYSTEM_THEN, _ANSWERED, _ANSWERED_THEN = (
     _says("assistant", "Tamarind"),
 )
 _ONE, _TWO = USUAL_IDS[:2]
-_LOOKS, _SEEN, _SEEN_THEN = _calls((_ONE, {"at": "Thimble"})), _sees(_ONE, "Razorbill"), _sees(_TWO, "Pelican")
+_LOOKS, _SEEN, _SEEN_THEN = _calls((_ONE, {"gate": "Thimble"})), _sees(_ONE, "Razorbill"), _sees(_TWO, "Pelican")
 _LONE: Message = {"role": "tool", "tool_call_id": _TWO, "content": "Pelican"}
-_LOOKS_TWICE = _calls((_ONE, {"at": "Thimble"}), (_TWO, {"at": "Lantern"}))
+_LOOKS_TWICE = _calls((_ONE, {"gate": "Thimble"}), (_TWO, {"gate": "Lantern"}))
 _ONE_TURN, _TWO_TURNS = (_ASKED,), (_ASKED, _ANSWERED, _ASKED_THEN)
 _LOOP = (_ASKED, _LOOKS, _SEEN)
 
@@ -252,19 +237,19 @@ _IMAGE_RULES = (
     _ShapeRule(
         probes=((_ASKED, _LOOKS, _with_image(_SEEN)),),
         baseline=_LOOP,
-        rewrite=rewriting.images_of_results_to_users,
+        rewrite=rewriting.images_to_users("tool"),
         note="images of tool results put into a user message behind them: the chat template accepts none there",
     ),
     _ShapeRule(
         probes=((_with_image(_SYSTEM), _ASKED),),
         baseline=_ONE_TURN,
-        rewrite=rewriting.images_of_systems_to_users,
+        rewrite=rewriting.images_to_users(*HEAD_ROLES),
         note="images of system messages put into a user message behind them: the chat template accepts none there",
     ),
     _ShapeRule(
         probes=((_ASKED, _with_image(_ANSWERED), _ASKED_THEN),),
         baseline=_TWO_TURNS,
-        rewrite=rewriting.images_of_answers_to_users,
+        rewrite=rewriting.images_to_users("assistant"),
         note="images of answers put into a user message behind them: the chat template accepts none in answers",
     ),
 )
@@ -312,7 +297,7 @@ def _rules(write_call: rewriting.CallWriter, *, sees: bool) -> tuple[_ShapeRule,
             note="tool results sorted in the order of their calls",
         ),
         _ShapeRule(
-            probes=((_ASKED, _calls((_ONE, {"at": "Thimble"}), content="!"), _SEEN), _LOOP),
+            probes=((_ASKED, _calls((_ONE, {"gate": "Thimble"}), content="!"), _SEEN), _LOOP),
             baseline=_ONE_TURN,
             rewrite=lambda request: rewriting.calls_as_text(request, write_call),
             note="tool calls sent as text, since the chat template accepts none",

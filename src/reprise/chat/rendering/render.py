@@ -155,7 +155,7 @@ class Renderer:
             prompt=tokenized.prompt(boundaries=found.boundaries),
             text=text,
             tokenized=tokenized,
-            is_thinking_open=self._is_open(text[from_char:]),
+            is_thinking_open=self._text_model.opens_thinking(text[from_char:]),
             parts_of=parts_of,
             notes=(*notes, *found.notes),
             dates=dates.texts(moment),
@@ -341,12 +341,6 @@ class Renderer:
         if with_prompt is None or without is None:
             return None
         return with_prompt[common_length(with_prompt, without) :]
-
-    def _is_open(self, text: str) -> bool:
-        start, end = self._text_model.think_start, self._text_model.think_end
-        if start is None or end is None:
-            return False
-        return text.rfind(start) > text.rfind(end)
 
     def _returns_reasoning(self, request: ChatRequest) -> bool:
         """Whether this client sends reasoning back, going by the answers in its history; yes if there are none."""

@@ -10,10 +10,25 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from reprise.chat.message_format import USUAL_IDS, content_of, content_up_to, joined_text
-from reprise.chat.request import ChatRequest, Cut, Message
+from reprise.chat.request import ChatRequest, Cut, Message, call_of, result_of
 
 STAND_IN_WORDS = ("Alpha", "Bravo")
 """They begin with different letters, so what two of them share ends where they begin."""
+
+PROBE_TOOL: Mapping[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "turnstile",
+        "description": "Counts.",
+        "parameters": {
+            "type": "object",
+            "properties": {"gate": {"type": "string", "description": "Which."}},
+            "required": ["gate"],
+        },
+    },
+}
+"""For trying a template; its name is in no other text."""
+PROBE_TOOL_NAME: str = PROBE_TOOL["function"]["name"]
 
 _OWN_KEYS = frozenset(("role", "content", "tool_calls", "tool_call_id", "reasoning_content", "reasoning", "thinking"))
 HEAD_ROLES = ("system", "developer")
@@ -65,8 +80,7 @@ def next_tool_turns(request: ChatRequest) -> tuple[Messages, ...]:
     if not request.tools:
         return ()
     name = _tool_name(request.tools[0])
-    call = {"id": USUAL_IDS[0], "type": "function", "function": {"name": name, "arguments": {"a": "b"}}}
-    result = {"role": "tool", "content": STAND_IN_WORDS[1], "tool_call_id": USUAL_IDS[0], "name": name}
+    call, result = call_of(USUAL_IDS[0], name, {"a": "b"}), result_of(USUAL_IDS[0], name, STAND_IN_WORDS[1])
     base, last = _base_and_answer(request)
     silent = {**last, "tool_calls": [call]}
     spoken = {**last, "content": _continued(last.get("content"), STAND_IN_WORDS[0]), "tool_calls": [call]}
@@ -140,15 +154,7 @@ def known_turns(request: ChatRequest, answer: Message, variant: int) -> Messages
 def known_results(request: ChatRequest, answer: Message, variant: int) -> Messages:
     """The chat with the tool calls that were made, and the result of each still unknown."""
     calls = cast(Sequence[Mapping[str, Any]], answer.get("tool_calls") or ())
-    results = [
-        {
-            "role": "tool",
-            "content": STAND_IN_WORDS[variant],
-            "tool_call_id": call["id"],
-            "name": call["function"]["name"],
-        }
-        for call in calls
-    ]
+    results = [result_of(call["id"], call["function"]["name"], STAND_IN_WORDS[variant]) for call in calls]
     return (*answered_with(request, answer), *results)
 
 

@@ -23,7 +23,8 @@ from reprise.chat.message_format import (
     shortened_id,
     written,
 )
-from reprise.chat.request import ChatRequest, Message
+from reprise.chat.request import ChatRequest, Message, call_of, result_of
+from reprise.chat.templates.probe_turns import PROBE_TOOL, PROBE_TOOL_NAME
 from reprise.chat.text_model import TextModel
 from reprise.chat.tools import Tool
 from reprise.core.abandon import stop_if_abandoned
@@ -54,14 +55,6 @@ _RESERVED = frozenset(
 
 _PROBE = "Reprise probe"
 _WRITTEN_PART = re.compile("""['"](text|thinking)['"]""")
-_PROBE_TOOL: Mapping[str, Any] = {
-    "type": "function",
-    "function": {
-        "name": "turnstile",
-        "description": "Counts.",
-        "parameters": {"type": "object", "properties": {"gate": {"type": "string", "description": "Which."}}},
-    },
-}
 
 
 class ToolsAs(StrEnum):
@@ -345,10 +338,10 @@ class ChatTemplate:
     def _shows_tools(self, tools_as: ToolsAs) -> bool:
         """Whether the template writes tools given under this name."""
         asked: Message = {"role": "user", "content": _PROBE}
-        request = ChatRequest(messages=(asked,), tools=(_PROBE_TOOL,))
+        request = ChatRequest(messages=(asked,), tools=(PROBE_TOOL,))
         context = RenderContext(request=request, moment=datetime(2000, 1, 1), form=Form())
         try:
-            return "turnstile" in self.text(context, request.messages, tools_as=tools_as)
+            return PROBE_TOOL_NAME in self.text(context, request.messages, tools_as=tools_as)
         except TemplateFailed:
             return False
 
@@ -391,11 +384,10 @@ class ChatTemplate:
 
 def _called_and_told(call_id: str) -> tuple[Message, Message, Message]:
     """A question, a tool call with this id, and its result."""
-    call = {"id": call_id, "type": "function", "function": {"name": "look", "arguments": {"at": "it"}}}
     return (
         {"role": "user", "content": "?"},
-        {"role": "assistant", "content": None, "tool_calls": [call]},
-        {"role": "tool", "content": "seen", "tool_call_id": call_id, "name": "look"},
+        {"role": "assistant", "content": None, "tool_calls": [call_of(call_id, "look", {"at": "it"})]},
+        result_of(call_id, "look", "seen"),
     )
 
 

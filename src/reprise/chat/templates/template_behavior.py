@@ -11,13 +11,14 @@ from enum import StrEnum
 from typing import Any
 
 from reprise.chat.message_format import USUAL_IDS
-from reprise.chat.request import ChatRequest, Message
+from reprise.chat.request import ChatRequest, Message, call_of, result_of
+from reprise.chat.templates.probe_turns import PROBE_TOOL, PROBE_TOOL_NAME
 from reprise.chat.templates.template import ChatTemplate
 from reprise.chat.text_model import TextModel
 from reprise.core.errors import BadRequest
 
 _SYSTEM, _FIRST, _THOUGHT, _REPLY, _SECOND = "Sycamore", "Falcon", "Thimble", "Rowboat", "Saffron"
-_TOOL, _RESULT, _TOLD = "turnstile", "Razorbill", "Tamarind"
+_RESULT, _TOLD = "Razorbill", "Tamarind"
 
 _DAY, _OTHER_DAY = datetime(2031, 3, 4, 5, 6), datetime(2032, 9, 17, 18, 19)
 
@@ -85,7 +86,8 @@ def find_behavior(text_model: TextModel) -> TemplateBehavior:
         raise BadRequest("The chat template refuses a chat of one user message.")
     loop, after_loop = probes.text(_tool_loop(), tools=True), probes.text(_after_loop(), tools=True)
     knows = any(text is not None and _THOUGHT in text for text in (later, loop, probes.text(_thought_last())))
-    knows = knows or probes.opens_thinking(first)
+    opens_thinking = text_model.opens_thinking(first)
+    knows = knows or opens_thinking
     if not knows:
         # Thinking that a client leaves in the text of the answer.
         inline = probes.text(_two_turns(text_model.think_start, text_model.think_end))
@@ -93,13 +95,13 @@ def find_behavior(text_model: TextModel) -> TemplateBehavior:
     thoughts = probes.thoughts(later, knows=knows)
     return TemplateBehavior(
         thoughts=thoughts,
-        opens_thinking=probes.opens_thinking(first),
+        opens_thinking=opens_thinking,
         keeps_prompt_end=later.startswith(first) if later is not None else None,
         in_tool_loop=probes.loop_thoughts(loop, knows=knows),
         after_tool_loop=probes.loop_thoughts(after_loop, knows=knows),
         to_keep=probes.options_to_keep() if thoughts in (Thoughts.STRIPPED, Thoughts.EMPTIED) else {},
         system=_place(probes.text(_with_system(_two_turns())), _SYSTEM),
-        tools=_place(probes.text(_two_turns(), tools=True), _TOOL),
+        tools=_place(probes.text(_two_turns(), tools=True), PROBE_TOOL_NAME),
         dates=probes.dates(),
     )
 
@@ -121,7 +123,7 @@ class _Probes:
     ) -> str | None:
         """The prompt of a probe, or None if the template refuses it."""
         request = ChatRequest(
-            messages=tuple(messages), tools=(_TOOL_SPEC,) if tools else (), template_options=options or {}
+            messages=tuple(messages), tools=(PROBE_TOOL,) if tools else (), template_options=options or {}
         )
         try:
             return self._template.open_scene(request, moment)[1]
@@ -129,10 +131,6 @@ class _Probes:
             if self._text_model.render is None:
                 raise
             return None
-
-    def opens_thinking(self, prompt: str) -> bool:
-        start, end = self._text_model.think_start, self._text_model.think_end
-        return start is not None and end is not None and prompt.rfind(start) > prompt.rfind(end)
 
     def thoughts(self, text: str | None, *, knows: bool) -> Thoughts:
         """What became of the thinking before the first answer."""
@@ -145,13 +143,13 @@ class _Probes:
     def loop_thoughts(self, text: str | None, *, knows: bool) -> Thoughts | None:
         """What became of the thinking before the tool call; None where no call is written."""
         called = None if text is None else _between(text, _FIRST, _RESULT)
-        if text is None or called is None or _TOOL not in called:
+        if text is None or called is None or PROBE_TOOL_NAME not in called:
             return None
         if not knows:
             return Thoughts.NONE
         if _THOUGHT in text:
             return Thoughts.KEPT
-        return Thoughts.EMPTIED if self._has_marks(called.partition(_TOOL)[0]) else Thoughts.STRIPPED
+        return Thoughts.EMPTIED if self._has_marks(called.partition(PROBE_TOOL_NAME)[0]) else Thoughts.STRIPPED
 
     def options_to_keep(self) -> Mapping[str, bool]:
         found: dict[str, bool] = {}
@@ -198,16 +196,6 @@ def _between(text: str, start: str, stop: str) -> str | None:
     return text[low + len(start) : high] if 0 <= low < high else None
 
 
-_TOOL_SPEC: Mapping[str, Any] = {
-    "type": "function",
-    "function": {
-        "name": _TOOL,
-        "description": "Counts who passes.",
-        "parameters": {"type": "object", "properties": {"gate": {"type": "string"}}},
-    },
-}
-
-
 def _first_turn() -> tuple[Message, ...]:
     return ({"role": "user", "content": _FIRST},)
 
@@ -229,11 +217,11 @@ def _with_system(messages: Sequence[Message]) -> tuple[Message, ...]:
 
 
 def _tool_loop() -> tuple[Message, ...]:
-    call = {"id": USUAL_IDS[0], "type": "function", "function": {"name": _TOOL, "arguments": {"gate": "north"}}}
+    call = call_of(USUAL_IDS[0], PROBE_TOOL_NAME, {"gate": "north"})
     return (
         *_first_turn(),
         {"role": "assistant", "content": "", "reasoning_content": _THOUGHT, "tool_calls": [call]},
-        {"role": "tool", "content": _RESULT, "tool_call_id": USUAL_IDS[0], "name": _TOOL},
+        result_of(USUAL_IDS[0], PROBE_TOOL_NAME, _RESULT),
     )
 
 
