@@ -73,11 +73,11 @@ class LoopParts:
         at = self.cache.resume_at(match, limit=len(tokens) - 1)
         self.lease = self.cache.lease(match, at)
         shared = self._shared()
-        num_idle = self.sequences.num_idle
+        num_idle = len(self.sequences.idle)
         self.live = self.sequences.start(match, at, reserve=len(tokens))
         while not self.sequences.restore(self.live, tokens[:at], namespace="", allowance=self.allowance):
             self.allowance.renew()
-        is_reopened = self.sequences.num_idle < num_idle
+        is_reopened = len(self.sequences.idle) < num_idle
         self.copied += shared - self._shared() if is_reopened else at * self.each
         self.sequences.measure()
         self._feed(tokens, at)
@@ -102,7 +102,7 @@ class LoopParts:
         assert self.live is not None
         for at in range(start, len(tokens), CHUNK):
             chunk = tokens[at : at + CHUNK]
-            self.sequences.reserve_to_prefill([self.live], len(chunk))
+            self.sequences.memory.reserve(self.sequences.runner.growth([self.live], len(chunk)))
             self.runner.prefill([self.live], [chunk])
             self.sequences.measure()
 

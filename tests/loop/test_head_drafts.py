@@ -356,7 +356,7 @@ def test_what_a_failed_answer_left_unfed_is_not_fed_for_the_next_request(num_tol
         Guesses().know(prompt, answer, wrong_each=3)
         ended = engine.run(prompt, num=20, watch=fail)
         assert ended.end.error is not None
-        assert engine.ask(lambda worker: worker.sequences.num_idle) == 1
+        assert engine.ask(lambda worker: len(worker.sequences.idle)) == 1
         again = engine.run(following, num=12)
         assert again.tokens == expected
         assert again.end.outcome.num_reused > 0

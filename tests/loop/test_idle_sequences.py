@@ -80,12 +80,12 @@ def test_a_sequence_that_joins_a_batch_still_lends(engine: DrivenEngine) -> None
 def test_evicting_recalls_what_was_lent(engine: DrivenEngine) -> None:
     prompt = words(450, 400)
     answer = engine.run(prompt, num=20)
-    assert engine.ask(lambda worker: worker.sequences.num_idle) == 1
+    assert engine.ask(lambda worker: len(worker.sequences.idle)) == 1
     # First the logits for exact repeats, which stand in no buffers.
     for num_idle in (1, 0):
         engine.ask(lambda worker: worker.cache.evict_one())
         engine.check()
-        assert engine.ask(lambda worker: worker.sequences.num_idle) == num_idle
+        assert engine.ask(lambda worker: len(worker.sequences.idle)) == num_idle
     longer = [*prompt, *answer.tokens, *words(451, 10)]
     assert engine.run(longer).tokens == engine.cold(longer)
 
@@ -309,9 +309,9 @@ def test_joining_small_pieces_leaves_lent_ones_alone(engine: DrivenEngine) -> No
 
 def test_a_sequence_is_parked_only_for_what_the_cache_has_on_loan(engine: DrivenEngine) -> None:
     engine.run(words(570, 900), num=20)
-    assert engine.ask(lambda worker: worker.sequences.num_idle) == 1
+    assert engine.ask(lambda worker: len(worker.sequences.idle)) == 1
     # As when a path is cut back behind others' leases: what is dropped there is not asked for again.
     engine.ask(lambda worker: worker.cache.reset())
     engine.run(words(571, 20))
-    assert engine.ask(lambda worker: worker.sequences.num_idle) == 0
+    assert engine.ask(lambda worker: len(worker.sequences.idle)) == 0
     assert engine.loop.status().held.live_nbytes == 0

@@ -151,7 +151,7 @@ CHAT_MUTANTS = (
         _MALFORMED,
     ),
     _mutant(
-        "read_json",
+        "json_or_none",
         "a number beyond all becomes what is no JSON",
         "json.loads(text, parse_float=_finite, parse_constant=_refuse)",
         "json.loads(text, parse_constant=_refuse)",

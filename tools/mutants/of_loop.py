@@ -175,10 +175,10 @@ LOOP_MUTANTS = (
         ("tests/loop/test_restore_steps.py", "-k", "is_told_how_long"),
     ),
     _mutant(
-        "SequencePool.fits_next_token",
+        "Preemption.is_context_full",
         "an answer never ends where the memory ends",
-        "self.runner.growth([live], 2) <= max(0, budget - self.memory.held)",
-        "self.runner.growth([live], 2) <= 10 ** 15",
+        "self._sequences.runner.growth([live], 2) > max(0, budget - self._sequences.memory.held)",
+        "self._sequences.runner.growth([live], 2) > 10 ** 15",
         _BUDGET,
     ),
     _mutant(

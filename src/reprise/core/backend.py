@@ -202,15 +202,15 @@ def total_of(statuses: Sequence[Status]) -> Status:
         return first
     on_disk = [status.disk for status in statuses if status.disk is not None]
     drafts = [status.drafts for status in statuses if status.drafts is not None]
-    return Status(
+    return _sum(
+        Status,
+        statuses,
         is_idle=all(status.is_idle for status in statuses),
         is_closing=any(status.is_closing for status in statuses),
-        num_waiting=sum(status.num_waiting for status in statuses),
-        num_prefilling=sum(status.num_prefilling for status in statuses),
-        num_decoding=sum(status.num_decoding for status in statuses),
         counts=_sum(Counts, [status.counts for status in statuses]),
         held=_sum(Held, [status.held for status in statuses], budget_nbytes=first.held.budget_nbytes),
         drafts=_sum(DraftStatus, drafts) if drafts else None,
+        drafting=None,
         disk=disk_of(on_disk) if on_disk else None,
         audit=_sum(AuditTotals, [s.audit for s in statuses], worst=max(s.audit.worst for s in statuses)),
         num_inspections=max(status.num_inspections for status in statuses),
@@ -220,15 +220,11 @@ def total_of(statuses: Sequence[Status]) -> Status:
         has_died=any(status.has_died for status in statuses),
         num_recorded=first.num_recorded,
         num_unrecorded=first.num_unrecorded,
-        num_ahead=_sum_by_key([status.num_ahead for status in statuses]),
         weights=max((status.weights for status in statuses), key=list(WeightsState).index),
-        weights_nbytes=sum(status.weights_nbytes for status in statuses),
-        num_loads=sum(status.num_loads for status in statuses),
-        load_s=sum(status.load_s for status in statuses),
     )
 
 
-T = TypeVar("T", Counts, Held, DraftStatus, AuditTotals, OnDisk)
+T = TypeVar("T", Counts, Held, DraftStatus, AuditTotals, OnDisk, Status)
 
 
 def _sum(kind: type[T], records: Sequence[T], **given: Any) -> T:

@@ -26,11 +26,6 @@ Tool = Callable[..., Any] | Mapping[str, Any]
 """A function, or a tool in OpenAI's form (``{"type": "function", "function": {…}}``)."""
 
 
-def tool_specs(tools: Sequence[Tool]) -> list[Mapping[str, Any]]:
-    """The tools in OpenAI's form. Raises TypeError for what cannot be described to a model."""
-    return [_spec_of(tool) if callable(tool) else tool for tool in tools]
-
-
 def _spec_of(function: Callable[..., Any]) -> Mapping[str, Any]:
     """The function by its name, its docstring, and the JSON schema of its parameters."""
     name = cast(str | None, getattr(function, "__name__", None))
@@ -124,7 +119,8 @@ class Engine:
         no JSON schema.
         """
         start = [] if system is None else [{"role": "system", "content": system}]
-        return Chat(self._replies, messages=[*start, *messages], tools=tool_specs(tools), options=options)
+        specs = [_spec_of(tool) if callable(tool) else tool for tool in tools]
+        return Chat(self._replies, messages=[*start, *messages], tools=specs, options=options)
 
     def wait_idle(self, timeout_s: float | None = None) -> bool:
         """Wait until no turn runs and the next turns' known prefixes are computed; False if `timeout_s` was too short.

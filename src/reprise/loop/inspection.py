@@ -104,7 +104,10 @@ def inspect(
     return Inspection(
         requests=tuple(_inspect_request(request, now_s=now_s) for request in requests),
         num_inside=num_inside,
-        idle=tuple(map(_inspect_idle, worker.sequences.idle)),
+        idle=tuple(
+            InspectedSequence(position=live.position, nbytes=_nbytes(live), shared_nbytes=live.shared_nbytes)
+            for live in worker.sequences.idle
+        ),
         num_sequences=worker.runner.num_sequences,
         tree=inspect_tree(worker.cache, worker.disk.cache, requests, max_nodes=max_nodes, now_s=now_s, part=part),
         memory=_inspect_memory(worker, weights_nbytes=weights_nbytes),
@@ -150,10 +153,6 @@ def _phase(request: RunningRequest) -> PhaseName:
             return PhaseName.DECODING
         case Ended():
             raise AssertionError(f"{request.id} has ended, and is among the requests")
-
-
-def _inspect_idle(live: LiveSequence) -> InspectedSequence:
-    return InspectedSequence(position=live.position, nbytes=_nbytes(live), shared_nbytes=live.shared_nbytes)
 
 
 def _nbytes(live: LiveSequence) -> int:

@@ -380,7 +380,7 @@ class ModelEngine:
     def write_to_disk(self) -> None:
         """Write what is due while other models run steps."""
         if self._worker is not None:
-            self._worker.write_to_disk()
+            self._worker.disk.write()
 
     def begin_load(self) -> None:
         self._weights.state, self._weights.began_s = WeightsState.LOADING, time.monotonic()
@@ -517,13 +517,15 @@ class ModelEngine:
 
     def shutdown(self) -> None:
         """Cancel all requests and free everything, when the thread ends."""
-        if self._worker is not None:
-            self._worker.cancel_all()
-            if self._worker.embedding is not None:
-                self._worker.embedding.fail_all(shutting_down())
+        worker = self._worker
+        if worker is not None:
+            for job_id in list(worker.requests):
+                worker.cancel(job_id)
+            if worker.embedding is not None:
+                worker.embedding.fail_all(shutting_down())
             self.publish()
-            self._worker.preemption.others = ()
-            self._worker.shutdown()
+            worker.preemption.others = ()
+            worker.shutdown()
             self._made = None
 
     def publish(self) -> None:

@@ -78,4 +78,6 @@ class Preemption:
         By the configured budget, so that a temporary need of other programs does not end an answer.
         """
         live, is_alone = request.live, self.running == [request] and not any(other.running for other in self.others)
-        return live is not None and is_alone and not self._sequences.fits_next_token(live, budget=budget)
+        if live is None or budget is None or not is_alone:
+            return False
+        return self._sequences.runner.growth([live], 2) > max(0, budget - self._sequences.memory.held)

@@ -93,10 +93,6 @@ class SequencePool:
         return self.share_duplicates, self.cache.evict_one, self.close_idle
 
     @property
-    def num_idle(self) -> int:
-        return len(self._idle)
-
-    @property
     def idle(self) -> tuple[LiveSequence, ...]:
         """The idle sequences, oldest first."""
         return tuple(self._idle)
@@ -150,10 +146,6 @@ class SequencePool:
         available = self.memory.available
         return None if available is None else available - self._promised(running)
 
-    def fits_next_token(self, live: LiveSequence, *, budget: int | None) -> bool:
-        """Whether the next token of a sequence fits a budget without reclaiming anything."""
-        return budget is None or self.runner.growth([live], 2) <= max(0, budget - self.memory.held)
-
     def fits_draft(self, lives: Sequence[LiveSequence], num: int, *, pass_nbytes: int = 0) -> bool:
         """Whether a pass over `num` tokens of each fits without reclaiming anything, which a draft is not worth."""
         return self.memory.fits(self.runner.growth_to_decode(lives, num) + self.memory.of_pass(pass_nbytes))
@@ -170,21 +162,6 @@ class SequencePool:
         if available is not None and budget is not None and available < budget // _TIGHT:
             self.share_duplicates()
         self.memory.reserve(0)
-
-    def reserve_to_prefill(self, lives: Sequence[LiveSequence], num: int, *, pass_nbytes: int = 0) -> bool:
-        """Reclaim memory for a prefill pass over `num` tokens of each sequence. False if it does not fit.
-
-        `pass_nbytes`: what the pass takes at its peak beside the states.
-        """
-        return self.memory.reserve(self.runner.growth(lives, num) + self.memory.of_pass(pass_nbytes))
-
-    def reserve_to_decode(self, lives: Sequence[LiveSequence], *, pass_nbytes: int = 0) -> bool:
-        """Reclaim memory for the next token of each sequence. False if it does not fit.
-
-        `pass_nbytes`: as in `reserve_to_prefill`.
-        """
-        growth = self.runner.growth_to_decode(lives)
-        return self.memory.reserve(growth + self.memory.of_pass(pass_nbytes))
 
     def share_duplicates(self) -> bool:
         """Replace the tree's copies of duplicates by spans of the sequences' buffers. False if there are none."""

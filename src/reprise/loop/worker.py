@@ -246,12 +246,8 @@ class Worker:
             self._apply_changes(step)
             for request, result in self._execute(step):
                 self.requests.run_isolated(request, lambda request, result=result: self._take(request, result))
-        self.write_to_disk()
-        reach(Failpoint.STEPPED, self)
-
-    def write_to_disk(self) -> None:
-        """Copy the next part of what is due."""
         self.disk.write()
+        reach(Failpoint.STEPPED, self)
 
     def _schedule(self) -> Step | None:
         """The scheduler's decision; None if no request can run."""
@@ -409,8 +405,8 @@ class Worker:
         num, deepest = len(slices[0]), max(piece.start for piece in slices)
 
         def reserve(lives: Sequence[LiveSequence]) -> bool:
-            nbytes = self.executor.price_to_prefill(lives, num, deepest)
-            return self.sequences.reserve_to_prefill(lives, num, pass_nbytes=nbytes)
+            nbytes = self.memory.of_pass(self.executor.price_to_prefill(lives, num, deepest))
+            return self.memory.reserve(self.runner.growth(lives, num) + nbytes)
 
         fitting = self.preemption.until_fit([self.requests[piece.id] for piece in slices], reserve)
         by_id = {request.id: request for request in fitting}
@@ -511,8 +507,8 @@ class Worker:
 
         def reserve(lives: Sequence[LiveSequence]) -> bool:
             nonlocal fits
-            nbytes = self.executor.price_to_decode(lives)
-            fits = self.sequences.reserve_to_decode(lives, pass_nbytes=nbytes)
+            nbytes = self.memory.of_pass(self.executor.price_to_decode(lives))
+            fits = self.memory.reserve(self.runner.growth_to_decode(lives) + nbytes)
             return fits
 
         decoding = self.preemption.until_fit(decoding, reserve)
@@ -604,10 +600,6 @@ class Worker:
             self.requests.run_isolated(request, self.prefixes.store_progress)
             self.requests.run_isolated(request, self.prefixes.note_cancelled)
             self.requests.run_isolated(request, lambda r: self.requests.finish(r, FinishReason.CANCELLED))
-
-    def cancel_all(self) -> None:
-        for request in list(self.requests.values()):
-            self.cancel(request.id)
 
     def fail_all(self, error: RepriseError) -> None:
         """Fail all jobs and discard their state, which can no longer be trusted."""

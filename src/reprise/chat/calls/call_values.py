@@ -127,14 +127,6 @@ def typed(text: str, schema: Mapping[str, Any] | None, *, kind: str | None = Non
     return text
 
 
-def read_json(text: str) -> Any:
-    """The value of a JSON text. A number beyond a float's range is the largest one: infinity cannot be sent as JSON.
-
-    Raises ValueError and RecursionError.
-    """
-    return json.loads(text, parse_float=_finite, parse_constant=_refuse)
-
-
 def _finite(number: str) -> float:
     return max(-sys.float_info.max, min(sys.float_info.max, float(number)))
 
@@ -270,9 +262,9 @@ def read_literal(text: str) -> Any:
 
 
 def json_or_none(text: str) -> Any:
-    """JSON, or None."""
+    """The value of a JSON text, or None. A number beyond a float's range is the largest: infinity cannot be sent."""
     try:
-        return read_json(text)
+        return json.loads(text, parse_float=_finite, parse_constant=_refuse)
     except (ValueError, RecursionError):
         return None
 

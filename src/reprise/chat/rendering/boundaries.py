@@ -14,7 +14,6 @@ from reprise.chat.templates.probe_turns import (
     last_user_at,
     next_tool_turns,
     next_user_turns,
-    other_heads,
     question_of,
     replaced_at,
 )
@@ -104,7 +103,8 @@ class _Search:
         if num_before == head:
             return self.system()
         if num_before < head:
-            return self.shared(other_heads(self.request, num_before))
+            # With a user message first: a system message alone is no chat to many templates.
+            return self.shared(replaced_at(messages, num_before)[::-1])
         return self.shared(replaced_at(messages, num_before))
 
     def shared(self, candidates: Sequence[Messages]) -> int | None:

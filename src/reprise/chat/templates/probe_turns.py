@@ -138,11 +138,6 @@ def first_user_turns(request: ChatRequest, head: int) -> tuple[Messages, ...]:
     return ((*messages[:head], _like(messages, "user", STAND_IN_WORDS[0])),)
 
 
-def other_heads(request: ChatRequest, index: int) -> tuple[Messages, ...]:
-    """The messages before `index`, which is in the head, another one in its place, and a user message: candidates."""
-    return replaced_at(request.messages, index)[::-1]
-
-
 def known_turns(request: ChatRequest, answer: Message, variant: int) -> Messages:
     """The chat with the answer that was given, and the next user message still unknown.
 

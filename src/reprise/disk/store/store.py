@@ -108,10 +108,7 @@ class RecordStore:
         self.held.update(keys)
 
     def unhold(self, keys: Iterable[bytes]) -> None:
-        for key in keys:
-            self.held[key] -= 1
-            if self.held[key] == 0:
-                del self.held[key]
+        self.held -= Counter(keys)
 
     @property
     def is_unavailable(self) -> bool:
