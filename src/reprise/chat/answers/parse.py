@@ -1,6 +1,7 @@
 """A model's answer, token by token: reasoning, content and tool calls."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 from reprise.chat.answer import Answer, ContentDelta, Delta, ReasoningDelta, ToolCall, ToolCallDelta
 from reprise.chat.answers.answer_format import AnswerFormat
@@ -34,7 +35,6 @@ class AnswerParser:
     ) -> None:
         self._text_model = answer_format.text
         self._holds_calls = answer_format.holds_calls
-        self._has_tools = answer_format.has_tools
         self._tools = answer_format.tools
         self._new_id = new_id
         self._markup = answer_format.markup()
@@ -42,12 +42,14 @@ class AnswerParser:
         self._visible = ContentText(answer_format.stops, is_begun=answer_format.is_content_open)
         self._num_kept = answer_format.min_tokens
         self._may_stop = answer_format.min_tokens == 0
-        self._content = _Content(holds_space=self._has_tools)
+        self._content = _Content(holds_space=answer_format.has_tools)
         self._reasoning = _Reasoning()
         self._call = _OpenCall()
         self._calls: list[ToolCall] = []
         self._open: _Written | None = None
-        self._is_stopped = self._is_cut = False
+        self._is_stopped = False
+        self.is_call_cut = False
+        """Whether the answer was cut short within a call."""
         self._notes: list[str] = []
         self.num_reasoning_tokens = 0
         """Tokens inside reasoning, its markers not counted."""
@@ -66,11 +68,6 @@ class AnswerParser:
     def num_calls_begun(self) -> int:
         """Calls that were written or are being written, emitted or not."""
         return len(self._calls) + (self._open is not None)
-
-    @property
-    def is_call_cut(self) -> bool:
-        """Whether the answer was cut short within a call."""
-        return self._is_cut
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -107,7 +104,7 @@ class AnswerParser:
             deltas: list[Delta] = []
         else:
             deltas = self._take(self._reader.finish(is_ended=self._is_stopped))
-            if self._reader.part is Channel.CALL and not self._is_cut:
+            if self._reader.part is Channel.CALL and not self.is_call_cut:
                 deltas += self._close_call(marker="", is_whole=self._is_stopped or not self._markup.needs_tool_end)
             deltas += self._add_content(self._visible.flush())
         return deltas + _content_delta(self._content.finish(drops_space=len(self._calls) > 0))
@@ -135,7 +132,7 @@ class AnswerParser:
             case CallBegan():
                 taken = {made.id for made in self._calls}
                 own = event.id if event.id is not None and event.id not in taken and is_encodable(event.id) else None
-                self._open = _Written(own_id=own or self._new_id(), name=event.name)
+                self._open = _Written(id=own or self._new_id(), name=event.name)
                 return []
             case CallArguments():
                 assert self._open is not None, "arguments follow a name"
@@ -173,7 +170,7 @@ class AnswerParser:
         self._open = None
 
     def _cut_call(self, text: str) -> list[Delta]:
-        self._is_cut = True
+        self.is_call_cut = True
         if self._open is not None:
             return self._close_written(is_whole=False)
         self._notes.append(f"the answer was cut short before a tool call had its name: {text[:_NOTED]!r}")
@@ -286,34 +283,34 @@ class AnswerParser:
         return _content_delta(self._content.add(text))
 
 
+@dataclass(slots=True, kw_only=True)
 class _OpenCall:
     """A call that is being written."""
 
-    def __init__(self, *, opening: str = "", function: str | None = None, state: str = NORMAL) -> None:
-        self.opening = opening
-        self.function = function
-        self.state = state
-        self.text = ""
-        self.reader: CallReader | None = None
-        """Reads the arguments where a header named the function."""
-        self.has_failed = False
-        """What was read is not of the model's format."""
-        self.was_named = False
-        """And it calls one of the tools."""
-        self.was_emitted = False
-        """And its beginning was given as a call's already."""
+    opening: str = ""
+    function: str | None = None
+    state: str = NORMAL
+    text: str = ""
+    reader: CallReader | None = None
+    """Reads the arguments where a header named the function."""
+    has_failed: bool = False
+    """What was read is not of the model's format."""
+    was_named: bool = False
+    """And it calls one of the tools."""
+    was_emitted: bool = False
+    """And its beginning was given as a call's already."""
 
 
+@dataclass(slots=True, kw_only=True)
 class _Written:
     """A call that is being written, and how much of it was emitted."""
 
-    def __init__(self, *, own_id: str, name: str) -> None:
-        self.id = own_id
-        self.name = name
-        self.arguments: list[str] = []
-        self.is_emitted = False
-        self.num_emitted = 0
-        """Pieces of the arguments that were emitted."""
+    id: str
+    name: str
+    arguments: list[str] = field(default_factory=list[str])
+    is_emitted: bool = False
+    num_emitted: int = 0
+    """Pieces of the arguments that were emitted."""
 
     def emitted(self) -> tuple[ToolCall, ...]:
         """What was emitted of it, as a call."""

@@ -158,15 +158,15 @@ def choice(options: Sequence[str], *, param: str = "guided_choice") -> Grammar:
     return lark("start: " + " | ".join(lark_text(option) for option in options), param=param)
 
 
-def lark(grammar: str, *, param: str, is_whole: bool = False) -> Grammar:
+def lark(grammar: str, *, param: str) -> Grammar:
     """Text of the language of a grammar in llguidance's Lark."""
-    return _grammar({"lark_grammar": grammar}, param=param, is_whole=is_whole)
+    return _grammar({"lark_grammar": grammar}, param=param)
 
 
-def _grammar(entry: Mapping[str, Any], *, param: str, is_whole: bool = False) -> Grammar:
+def _grammar(entry: Mapping[str, Any], *, param: str) -> Grammar:
     text = json.dumps(entry)
     check_length(text, param=param)
-    return Grammar(text=text, param=param, is_whole=is_whole)
+    return Grammar(text=text, param=param)
 
 
 def lark_text(text: str) -> str:

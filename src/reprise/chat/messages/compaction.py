@@ -16,6 +16,8 @@ from dataclasses import dataclass, replace
 from threading import Lock
 from typing import Any, Literal, cast
 
+from cachetools import FIFOCache
+
 from reprise.chat.images import images_in
 from reprise.chat.message_format import joined_text
 from reprise.chat.request import ChatRequest, Cut, Message
@@ -109,7 +111,7 @@ class Compactions:
 
     def __init__(self) -> None:
         self._lock = Lock()
-        self._answers: OrderedDict[int, Answered] = OrderedDict()
+        self._answers = FIFOCache[int, Answered](_NUM_ANSWERS)
         self._shapes: OrderedDict[str, CompactionShape] = OrderedDict()
         self._requests: deque[ChatRequest] = deque(maxlen=_NUM_REQUESTS)
         self._is_saved = True
@@ -120,8 +122,6 @@ class Compactions:
             return
         with self._lock:
             self._answers[id(answered)] = answered
-            while len(self._answers) > _NUM_ANSWERS:
-                self._answers.popitem(last=False)
 
     def observe(self, request: ChatRequest) -> None:
         """Learn from a request how it continues from a summary, if it does."""

@@ -276,24 +276,23 @@ def with_a_user(request: ChatRequest) -> ChatRequest:
     """A chat without a user message before its first answer gets an empty one, also where it has no answer yet."""
     if not request.messages:
         return request  # refused as empty: a client that sent no message at all made a mistake
-    rest = request.messages[head_length(request.messages) :]
-    return _with_silence(request) if not rest or rest[0].get("role") == "assistant" else request
+    head = head_length(request.messages)
+    rest = request.messages[head:]
+    if rest and rest[0].get("role") != "assistant":
+        return request
+    draft = _RewrittenChat(request)
+    for index, message in enumerate(request.messages):
+        if index == head:
+            draft.add(_SILENCE)
+        draft.keep(index, message)
+    if not rest:
+        draft.add(_SILENCE)
+    return draft.finish()
 
 
 def user_first(request: ChatRequest) -> ChatRequest:
     """A chat that begins with the assistant gets an empty user message before it."""
     return with_a_user(request) if head_length(request.messages) < len(request.messages) else request
-
-
-def _with_silence(request: ChatRequest) -> ChatRequest:
-    draft, head = _RewrittenChat(request), head_length(request.messages)
-    for index, message in enumerate(request.messages):
-        if index == head:
-            draft.add(_SILENCE)
-        draft.keep(index, message)
-    if head == len(request.messages):
-        draft.add(_SILENCE)
-    return draft.finish()
 
 
 def joined_users(request: ChatRequest) -> ChatRequest:

@@ -148,6 +148,14 @@ class Divergence:
     expected_text: str
     actual_text: str
 
+    @property
+    def messages(self) -> tuple[Message, Message] | None:
+        """The message at this place, before and now; None: not both requests have one."""
+        if self.part is None or self.part.index is None or self.previous is None:
+            return None
+        before, now = self.previous.request.messages, self.rendered.request.messages
+        return None if self.part.index >= len(before) else (before[self.part.index], now[self.part.index])
+
 
 def explain(
     rendered: Rendered,
@@ -336,11 +344,9 @@ def _classify_dates(before: tuple[str, ...], now: tuple[str, ...]) -> Reason:
 
 def _classify_message(divergence: Divergence, index: int, role: str | None) -> Reason:
     previous, messages = divergence.previous, divergence.rendered.request.messages
-    if previous is None:
+    if previous is None or index >= len(previous.request.messages):
         return Reason.ANSWER_RENDERED_DIFFERENTLY if role == "assistant" else Reason.BRANCHED
     before = previous.request.messages
-    if index >= len(before):
-        return Reason.ANSWER_RENDERED_DIFFERENTLY if role == "assistant" else Reason.BRANCHED
     if _said(before[index]) == _said(messages[index]):
         if previous.request.tools != divergence.rendered.request.tools:
             # Some templates write the tools beside the last message.
@@ -367,10 +373,10 @@ def _classify_edit(divergence: Divergence, previous: Rendered) -> Reason:
 
 def _classify_image(divergence: Divergence) -> Reason | None:
     """What became of the images of the message at the divergence, where only they are others; None: nothing."""
-    part, previous = divergence.part, divergence.previous
-    if part is None or part.index is None or previous is None or part.index >= len(previous.request.messages):
+    previous = divergence.previous
+    if divergence.messages is None or previous is None:
         return None
-    before, now = previous.request.messages[part.index], divergence.rendered.request.messages[part.index]
+    before, now = divergence.messages
     there = images_in(divergence.rendered.request.messages)
     if all(image in there for image in images_in([before])):
         return None
@@ -428,10 +434,7 @@ def _is_behind_an_empty_answer(divergence: Divergence) -> bool:
 
 def _is_edited(divergence: Divergence) -> bool:
     """Whether the message at the divergence, which both requests have, has another text now."""
-    part, previous = divergence.part, divergence.previous
-    if part is None or part.index is None or previous is None or part.index >= len(previous.request.messages):
-        return False
-    return _said(previous.request.messages[part.index]) != _said(divergence.rendered.request.messages[part.index])
+    return divergence.messages is not None and _said(divergence.messages[0]) != _said(divergence.messages[1])
 
 
 def _is_same_chat(before: tuple[Message, ...], now: tuple[Message, ...], index: int) -> bool:

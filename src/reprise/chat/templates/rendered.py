@@ -3,7 +3,7 @@
 import json
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
 from itertools import pairwise
@@ -117,14 +117,14 @@ def find_parts(
             else _first_start(seams, words.start, is_message=index >= head)
         )
         if parts:
-            parts[-1] = _stretched(parts[-1], start)
+            parts[-1] = replace(parts[-1], chars=Span(parts[-1].chars.start, start))
         elif start > begins_at:
             parts.append(PromptPart(kind=PartKind.HEAD, chars=Span(begins_at, start)))
         kind = PartKind.SYSTEM if index < head else PartKind.MESSAGE
         parts.append(PromptPart(kind=kind, chars=Span(start, words.stop), index=index, role=str(message.get("role"))))
         ended_at = words.stop
     if parts:
-        parts[-1] = _stretched(parts[-1], prompt_at)
+        parts[-1] = replace(parts[-1], chars=Span(parts[-1].chars.start, prompt_at))
     if prompt_at < len(text):
         parts.append(PromptPart(kind=PartKind.GENERATION_PROMPT, chars=Span(prompt_at, len(text))))
     tools = _tools_at(request.tools, text, seams, prompt_at)
@@ -200,10 +200,6 @@ def _first_start(seams: Sequence[Seam], words_at: int, *, is_message: bool) -> i
 def _first_from(seams: Sequence[Seam], char: int) -> int:
     """The number of the first seam at or behind this character. O(log seams)."""
     return bisect_left(seams, char, key=lambda seam: seam.char)
-
-
-def _stretched(part: PromptPart, stop: int) -> PromptPart:
-    return PromptPart(kind=part.kind, chars=Span(part.chars.start, stop), index=part.index, role=part.role)
 
 
 def _tools_at(tools: Sequence[Mapping[str, Any]], text: str, seams: Sequence[Seam], stop: int) -> Span | None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import StrEnum
-from typing import Any
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 from jinja2 import TemplateSyntaxError
@@ -29,6 +29,8 @@ from reprise.chat.text_model import TextModel
 from reprise.chat.tools import Tool
 from reprise.core.abandon import stop_if_abandoned
 from reprise.core.errors import BadRequest, TemplateFailed
+
+T = TypeVar("T")
 
 _RESERVED = frozenset(
     (
@@ -136,21 +138,10 @@ class RenderContext:
     form: Form
 
 
-@dataclass(slots=True, kw_only=True)
-class _Findings:
-    """What was found out by trying a template. None: not tried yet."""
-
-    dates: TemplateDates | None = None
-    takes_parts: bool | None = None
-    reasoning_key: str | None = None
-    tools_as: ToolsAs | None = None
-    has_tried_ids: bool = False
-    id_length: int | None = None
-
-
-_FINDINGS: WeakKeyDictionary[Callable[..., str], dict[str, _Findings]] = WeakKeyDictionary()
-"""Of each template that is in use, by what renders it and by its source. Whoever learns from a model (its calls, its
-thinking, its prompts) has a separate `ChatTemplate`, and none tries again what another has tried."""
+_FINDINGS: WeakKeyDictionary[Callable[..., str], dict[str, dict[str, Any]]] = WeakKeyDictionary()
+"""What was found out by trying each template that is in use, by what renders it, by its source and by what was asked.
+Whoever learns from a model (its calls, its thinking, its prompts) has a separate `ChatTemplate`, and none tries again
+what another has tried."""
 
 
 class ChatTemplate:
@@ -162,42 +153,37 @@ class ChatTemplate:
         self._render = text_model.render
         source = text_model.template_source
         known = {} if self._render is None else _FINDINGS.setdefault(self._render, {})
-        self._found = known.setdefault(source, _Findings())
-        if self._found.tools_as is None and not re.search(_OTHER_TOOLS, source):
+        self._found = known.setdefault(source, {})
+        if not re.search(_OTHER_TOOLS, source):
             # Most templates name no other, and need no trial.
-            self._found.tools_as = ToolsAs.TOOLS
-        if self._found.dates is None:
-            self._found.dates = self._try_dates(read_dates(source))
-        self.dates = self._found.dates
+            self._found["tools_as"] = ToolsAs.TOOLS
+        self.dates = self._once("dates", lambda: self._try_dates(read_dates(source)))
+
+    def _once(self, name: str, find: Callable[[], T]) -> T:
+        """What is known under this name; the first time it is found out by trying."""
+        if name not in self._found:
+            self._found[name] = find()
+        return self._found[name]
 
     @property
     def takes_parts(self) -> bool:
-        """Whether the template writes the text of content that is a list of parts. Tried once."""
-        if self._found.takes_parts is None:
-            self._found.takes_parts = self._try_parts()
-        return self._found.takes_parts
+        """Whether the template writes the text of content that is a list of parts."""
+        return self._once("takes_parts", self._try_parts)
 
     @property
     def reasoning_key(self) -> str:
-        """The key of a message under which the template looks for reasoning. Found out by trying, once."""
-        if self._found.reasoning_key is None:
-            self._found.reasoning_key = next((key for key in REASONING_KEYS if self._reads(key)), REASONING)
-        return self._found.reasoning_key
+        """The key of a message under which the template looks for reasoning."""
+        return self._once("reasoning_key", lambda: next(filter(self._reads, REASONING_KEYS), REASONING))
 
     @property
     def id_length(self) -> int | None:
-        """How many letters and digits an id of a tool call must have; None: any id does. Found out by trying, once."""
-        if not self._found.has_tried_ids:
-            self._found.id_length = self._try_ids()
-            self._found.has_tried_ids = True
-        return self._found.id_length
+        """How many letters and digits an id of a tool call must have; None: any id does."""
+        return self._once("id_length", self._try_ids)
 
     @property
     def tools_as(self) -> ToolsAs:
-        """How the template wants tools. Found out by trying, once."""
-        if self._found.tools_as is None:
-            self._found.tools_as = next((key for key in ToolsAs if self._shows_tools(key)), ToolsAs.TOOLS)
-        return self._found.tools_as
+        """How the template wants tools."""
+        return self._once("tools_as", lambda: next(filter(self._shows_tools, ToolsAs), ToolsAs.TOOLS))
 
     def open_scene(self, request: ChatRequest, moment: datetime) -> tuple[RenderContext, str]:
         """Render the request. The context renders other messages in the same circumstances.
