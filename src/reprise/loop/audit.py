@@ -10,10 +10,12 @@ from __future__ import annotations
 import json
 import logging
 import random
-from collections import OrderedDict, deque
+from collections import deque
 from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
 from importlib.metadata import version
+
+from cachetools import FIFOCache
 
 from reprise.core.backend import AuditTotals, Verdict
 from reprise.core.clock import Clock
@@ -75,7 +77,7 @@ class Audit:
         self._first: ColdRun | None = None
         """The first run, if the current one is the second."""
         self._next_s = 0.0
-        self._verdicts: OrderedDict[str, Verdict] = OrderedDict()
+        self._verdicts = FIFOCache[str, Verdict](_MOST_TOLD)
         self.totals = AuditTotals()
 
     def draw(self) -> bool:
@@ -193,8 +195,6 @@ class Audit:
 
     def _note(self, answer: GivenAnswer, verdict: Verdict, worst: float) -> None:
         self._verdicts[answer.job.id] = verdict
-        while len(self._verdicts) > _MOST_TOLD:
-            self._verdicts.popitem(last=False)
         before = self.totals
         self.totals = replace(
             before,

@@ -16,6 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 import numpy as np
+from cachetools import LRUCache
 
 from reprise.core.clock import Clock
 from reprise.core.embedding import EmbeddingInput, EmbeddingJob, EmbeddingResult, Vectors
@@ -42,48 +43,47 @@ class VectorCache:
 
     def __init__(self, memory: Memory, *, most_nbytes: int = MOST_KEPT_NBYTES) -> None:
         self._memory = memory
-        self._most_nbytes = most_nbytes
-        self._kept: OrderedDict[tuple[str, bytes], Vectors] = OrderedDict()
-        self.nbytes = 0
+        self._kept: LRUCache[tuple[str, bytes], Vectors] = LRUCache(most_nbytes, getsizeof=_kept_nbytes)
+
+    @property
+    def nbytes(self) -> int:
+        return int(self._kept.currsize)
 
     def find(self, namespace: str, key: bytes) -> Vectors | None:
         """The vector of an earlier input."""
-        vector = self._kept.get((namespace, key))
-        if vector is not None:
-            self._kept.move_to_end((namespace, key))
-        return vector
+        return self._kept.get((namespace, key))
 
     def keep(self, namespace: str, key: bytes, vector: Vectors) -> None:
         """Keep a vector, in place of those that were used longest ago. One for which there is no room is not kept."""
-        size = vector.nbytes + _OVERHEAD_NBYTES
-        if (namespace, key) in self._kept or size > self._most_nbytes or not self._memory.fits(size):
-            return
-        self._kept[namespace, key] = vector
-        self._charge(size)
-        while self.nbytes > self._most_nbytes:
-            self.release_one()
+        size = _kept_nbytes(vector)
+        if (namespace, key) not in self._kept and size <= self._kept.maxsize and self._memory.fits(size):
+            self._kept[namespace, key] = vector
+            self._charge()
 
     def release_one(self) -> bool:
         """Drop the vector that was used longest ago. False if there is none."""
         if not self._kept:
             return False
-        _, vector = self._kept.popitem(last=False)
-        self._charge(-vector.nbytes - _OVERHEAD_NBYTES)
+        self._kept.popitem()
+        self._charge()
         return True
 
     def clear(self, namespace: str | None = None) -> None:
         """Drop the vectors of a namespace, or all of them."""
-        for name, key in [each for each in self._kept if namespace in (None, each[0])]:
-            self._charge(-self._kept.pop((name, key)).nbytes - _OVERHEAD_NBYTES)
+        for each in [each for each in self._kept if namespace in (None, each[0])]:
+            del self._kept[each]
+        self._charge()
 
     def check(self) -> None:
         """AssertionError unless the account is right."""
-        assert self.nbytes == sum(each.nbytes + _OVERHEAD_NBYTES for each in self._kept.values()), self.nbytes
         self._memory.check({Account.EMBEDDINGS: self.nbytes})
 
-    def _charge(self, nbytes: int) -> None:
-        self.nbytes += nbytes
-        self._memory.charge(Account.EMBEDDINGS, nbytes)
+    def _charge(self) -> None:
+        self._memory.measure(Account.EMBEDDINGS, self.nbytes)
+
+
+def _kept_nbytes(vector: Vectors) -> int:
+    return vector.nbytes + _OVERHEAD_NBYTES
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

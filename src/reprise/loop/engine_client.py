@@ -242,10 +242,7 @@ class EngineClient:
             disk.keep_note(namespace, text)
 
     def hurry(self) -> None:
-        def hurry(worker: Worker) -> None:
-            worker.disk.hurry()
-
-        self.call(hurry)
+        self.call(lambda worker: worker.disk.hurry())
 
     def lookup(self, prompt: Prompt, *, namespace: str) -> Future[Lookup]:
         return self._ask(lambda worker: lookup(worker, prompt, namespace=namespace))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from reprise.core.backend import DraftSource
@@ -19,42 +20,22 @@ if TYPE_CHECKING:
     from reprise.loop.sequences import SequencePool
 
 
+@dataclass(slots=True, kw_only=True, eq=False)
 class DraftingHead:
     """What guesses for a model beside it, and its costs."""
 
-    def __init__(
-        self,
-        sequences: SequencePool,
-        drafts: Drafts,
-        *,
-        facts: HeadFacts,
-        price: Callable[[LiveSequence, int], int],
-        background: str,
-        clock: Clock,
-    ) -> None:
-        """`price`: bytes that a number of guesses for a sequence take at their peak. `background`: see `Settings`."""
-        self.sequences = sequences
-        self.drafts = drafts
-        self.price = price
-        self.background = background
-        self.clock = clock
-        self.costs = DraftCosts(relative=facts.nbytes / max(1, sequences.runner.loaded.nbytes))
-        self.source = DraftSource.DRAFT_MODEL if facts.is_model else DraftSource.HEAD
+    sequences: SequencePool
+    drafts: Drafts
+    facts: HeadFacts
+    price: Callable[[LiveSequence, int], int]
+    """Bytes that a number of guesses for a sequence take at their peak."""
+    background: str
+    """See `Settings`."""
+    clock: Clock
+    costs: DraftCosts = field(init=False)
 
-    @staticmethod
-    def of(
-        sequences: SequencePool,
-        drafts: Drafts,
-        *,
-        price: Callable[[LiveSequence, int], int],
-        background: str,
-        clock: Clock,
-    ) -> DraftingHead | None:
-        """The head of the model of these sequences; None if it has none."""
-        head = sequences.runner.loaded.head
-        if head is None or not head.is_there:
-            return None
-        return DraftingHead(sequences, drafts, facts=head, price=price, background=background, clock=clock)
+    def __post_init__(self) -> None:
+        self.costs = DraftCosts(relative=self.facts.nbytes / max(1, self.sequences.runner.loaded.nbytes))
 
     def follow(self, request: RunningRequest) -> HeadDrafts:
         """Its drafts for the answer to this request."""
@@ -68,7 +49,7 @@ class HeadDrafts:
     """
 
     def __init__(self, head: DraftingHead, request: RunningRequest) -> None:
-        self.source = head.source
+        self.source = DraftSource.DRAFT_MODEL if head.facts.is_model else DraftSource.HEAD
         self._head = head
         self._request = request
 

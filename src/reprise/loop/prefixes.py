@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Iterable
+
+from cachetools import FIFOCache
 
 from reprise.cache.lookup import Match
 from reprise.cache.node import Lease
@@ -88,7 +90,7 @@ class RequestPrefixes:
         self._cache = sequences.cache
         self._clock = clock
         self._settled = SettledSpans()
-        self._numbers = OrderedDict[str, int]()
+        self._numbers = FIFOCache[str, int](_MOST_SETTLED)
         """The policy's numbers of the latest requests, by id."""
         footprint = self._runner.footprint
         self._last_slice = last_slice
@@ -225,8 +227,6 @@ class RequestPrefixes:
         """Note the policy's number of the request; what is settled has that of the request that it follows."""
         if lease.number is not None:
             self._numbers[request.job.id] = lease.number
-            while len(self._numbers) > _MOST_SETTLED:
-                self._numbers.popitem(last=False)
         follows = request.job.follows
         number = None if follows is None else self._numbers.get(follows)
         if number is not None:

@@ -92,7 +92,7 @@ class _PathRead:
 
 
 class ReadAhead:
-    """The reads for waiting requests. Used on the engine thread; never waits for a file."""
+    """The reads for waiting requests. Used on the engine thread; never waits for a file. See `DiskTier`."""
 
     def __init__(
         self,
@@ -103,10 +103,7 @@ class ReadAhead:
         prefill_s: Callable[[int, int], float | None],
         wake: Callable[[], None],
     ) -> None:
-        """`prefill_s`: see `DiskTier`.
-
-        `wake` is called on another thread when something was read: `advance` has something to do then.
-        """
+        """`wake` is called on another thread when something was read: `advance` has something to do then."""
         self._disk = disk
         self._cache = sequences.cache
         self._footprint = sequences.runner.footprint
@@ -122,7 +119,6 @@ class ReadAhead:
         self._suspended_until_s = 0.0
 
     def reach(self, request: RunningRequest) -> int:
-        """The position at which the request's prompt could resume from disk; 0 if nothing matches."""
         found = self._on_disk(request)
         return found.position if found is not None else 0
 
@@ -131,7 +127,6 @@ class ReadAhead:
         return self._disk.find(prompt.tokens, namespace=request.namespace, limit=request.end, spans=prompt.spans)
 
     def begin(self, request: RunningRequest) -> bool:
-        """Start or join a read for a request about to be admitted. Returns whether it has to wait for it."""
         tokens, namespace = request.prompt.tokens, request.namespace
         held, match = self._cache.lookup(tokens, request.end, namespace=namespace, spans=request.prompt.spans)
         if self._waits_for_scan(request, held=held):
@@ -200,7 +195,6 @@ class ReadAhead:
         return True
 
     def would_read_to(self, request: RunningRequest, *, held: int) -> int:
-        """The position to which `begin` would read, given ``[0, held)`` in memory; 0: it would not read."""
         found = self._find(request, held=held)
         if found is None:
             return 0
@@ -310,7 +304,6 @@ class ReadAhead:
         return taken
 
     def reads(self) -> tuple[InspectedRead, ...]:
-        """The current reads, for inspection."""
         return tuple(map(self._inspected, self._reads))
 
     def _inspected(self, read: _PathRead) -> InspectedRead:
@@ -417,5 +410,4 @@ class ReadAhead:
         self._sequences.measure()
 
     def check(self) -> None:
-        """AssertionError unless what was read and is not committed is charged."""
         self._cache.memory.check({Account.INCOMING: sum(read.target.nbytes for read in self._reads)})

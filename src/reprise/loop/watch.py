@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 
 from reprise.core.backend import Status
 from reprise.core.clock import repeating
@@ -39,7 +40,7 @@ def following_machine(
     `measure`; None: no limit. `trim` returns freed memory to the system: when the engine has become idle or, while it
     is, has freed some, and after free buffers were returned for want of memory.
     """
-    follower = _Follower(engine, others, bound=bound, read=read, measure=measure, trim=trim)
+    follower = _Follower(engine=engine, others=others, bound=bound, read=read, measure=measure, trim=trim)
 
     def follow() -> bool:
         try:
@@ -52,53 +53,45 @@ def following_machine(
     return repeating(follow, every_s=every_s, name="reprise-memory")
 
 
+@dataclass(kw_only=True, eq=False)
 class _Follower:
     """Sets the engine's budget to the smaller of two: by the machine's free memory, and by the process's limit."""
 
-    def __init__(
-        self,
-        engine: EngineClient,
-        others: Sequence[EngineClient],
-        *,
-        bound: int | None,
-        read: Callable[[], MemoryReading],
-        measure: Callable[[], int],
-        trim: Callable[[], None],
-    ) -> None:
-        self._engine = engine
-        self._others = others
-        self._bound = bound
-        self._read = read
-        self._measure = measure
-        self._trim = trim
+    engine: EngineClient
+    others: Sequence[EngineClient]
+    bound: int | None
+    read: Callable[[], MemoryReading]
+    measure: Callable[[], int]
+    trim: Callable[[], None]
+
+    def __post_init__(self) -> None:
         self._num_idle = self._num_requests = self._held = 0
         self._has_returned = False
-        most = engine.status().held.budget_nbytes
+        self._sent = most = self.engine.status().held.budget_nbytes
         self._by_machine = Budget(nbytes=most, least=most // _LEAST_SHARE, most=most)
         # No minimum: the process must stay within its limit.
         self._by_bound = Budget(nbytes=most, least=0, most=most)
-        self._sent = most
         self._has_warned_machine = self._has_warned_bound = False
 
     def look(self) -> None:
         """Read the memory once and update the budget."""
         # A model may have been added since.
-        statuses, now_s = [engine.status() for engine in (self._engine, *self._others)], time.monotonic()
+        statuses, now_s = [engine.status() for engine in (self.engine, *self.others)], time.monotonic()
         self._return_freed(statuses)
         layers = sum(_layers_nbytes(status) for status in statuses)
         before = self._by_machine, self._by_bound
-        reading = self._read()
+        reading = self.read()
         self._by_machine = self._by_machine.after(reading, now_s=now_s, held=layers)
         process = 0
-        if self._bound is not None:
-            process = self._measure()
-            self._by_bound = self._by_bound.after(within_bound(self._bound, process), now_s=now_s, held=layers)
+        if self.bound is not None:
+            process = self.measure()
+            self._by_bound = self._by_bound.after(within_bound(self.bound, process), now_s=now_s, held=layers)
         now = self._by_machine, self._by_bound
         returns = any(after.returns_buffers and not was.returns_buffers for was, after in zip(before, now, strict=True))
         nbytes = min(budget.nbytes for budget in now)
         if returns or nbytes != self._sent:
             self._sent = nbytes
-            self._engine.set_budget(nbytes, returns_buffers=any(budget.returns_buffers for budget in now))
+            self.engine.set_budget(nbytes, returns_buffers=any(budget.returns_buffers for budget in now))
         self._has_returned |= returns
         self._warn(reading, process)
 
@@ -112,7 +105,7 @@ class _Follower:
         self._num_idle, self._num_requests, self._held = self._num_idle + 1 if is_calm else 0, num_requests, held
         if self._num_idle == _IDLE_LOOKS or self._has_returned:
             self._has_returned = False
-            self._trim()
+            self.trim()
 
     def _warn(self, reading: MemoryReading, process: int) -> None:
         """Log each of the two reasons once."""

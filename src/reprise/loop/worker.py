@@ -130,10 +130,11 @@ class Worker:
         self.executor = Executor(self.sequences, context=context, clock=clock)
         self.head = (
             None
-            if self.drafts is None
-            else DraftingHead.of(
-                self.sequences,
-                self.drafts,
+            if self.drafts is None or loaded.head is None or not loaded.head.is_there
+            else DraftingHead(
+                sequences=self.sequences,
+                drafts=self.drafts,
+                facts=loaded.head,
                 price=self.executor.price_to_guess,
                 background=settings.background,
                 clock=clock,

@@ -128,7 +128,6 @@ class WriteBehind:
         """The server is shutting down: everything is due at once."""
 
     def note(self, request: RunningRequest, position: int, kind: BoundaryKind) -> None:
-        """Schedule a request's path, which was committed up to `position`, for writing."""
         if request.is_auxiliary:
             return
         known = self._due.get(request.id)
@@ -150,7 +149,6 @@ class WriteBehind:
 
     @property
     def num_due(self) -> int:
-        """Paths that wait to be written."""
         return len(self._due)
 
     @property

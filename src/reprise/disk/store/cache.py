@@ -285,7 +285,7 @@ class DiskCache:
         """Remove these records, also from the queue. Waits for the files. Raises OSError."""
         with self.directory.names:
             with self._store.changed:
-                self._writer.drop(lambda record: record.key in keys)
+                self._writer.drop(each for each in self._writer.queue.values() if each.key in keys)
             self._store.remove(keys)
             with self._store.changed:
                 # Parents have changed times of use, which the writer writes.
@@ -338,7 +338,7 @@ class DiskCache:
         """`clear` by the root key of a namespace."""
         with self._store.changed:
             # A record being written right now is dropped from the queue, so the writer does not publish it.
-            self._writer.drop(lambda record: root in (None, record.root))
+            self._writer.drop(each for each in self._writer.queue.values() if root in (None, each.root))
             return self._watcher.clear(root)
 
     # Shutdown and self-check.
@@ -353,7 +353,7 @@ class DiskCache:
         self.flush(timeout_s)
         with self._store.changed:
             self._store.is_closing = True
-            self._writer.drop(lambda record: True)
+            self._writer.drop(self._writer.queue.values())
         until_s = time.monotonic() + timeout_s
         for thread in self._threads:
             thread.join(max(0.0, until_s - time.monotonic()))

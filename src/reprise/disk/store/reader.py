@@ -134,10 +134,6 @@ class Fetch:
         self._store.unhold(self._held)
         self._store.changed.notify_all()
 
-    @property
-    def is_over(self) -> bool:
-        return self._is_done
-
     def wake(self) -> None:
         """Notify the consumer; call it without a lock."""
         try:
@@ -219,7 +215,7 @@ class RecordReader:
             self._num_under_way -= 1
             self._nbytes_under_way -= read.nbytes
             # Each of those behind it would be waited for as long.
-            waiting = {each for each in self._fetches if store.is_unavailable and not each.is_over}
+            waiting = {each for each in self._fetches if store.is_unavailable and not each.is_done}
             if fetch is not None:
                 fetch.deliver(read, record)
                 waiting.add(fetch)
@@ -242,7 +238,7 @@ class RecordReader:
     def _choose(self) -> tuple[Fetch | None, _Read] | None:
         """The next record to read and the fetch it is for (None: for its time alone); None if there is none for now."""
         room = UNDER_WAY_NBYTES - self._nbytes_under_way if self._num_under_way > 0 else None
-        self._fetches = [fetch for fetch in self._fetches if not fetch.is_over]
+        self._fetches = [fetch for fetch in self._fetches if not fetch.is_done]
         for fetch in self._fetches:
             read = fetch.begin_next(self._read_ahead_bytes, room)
             if read is not None:

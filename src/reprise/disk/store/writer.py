@@ -1,7 +1,7 @@
 """The thread that writes queued records and times of last use."""
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from reprise.disk.records.record import DiskRecord
 from reprise.disk.sparing import SparedWrites
@@ -44,12 +44,9 @@ class RecordWriter:
         self.queued_nbytes += record.nbytes
         self._store.changed.notify_all()
 
-    def drop(self, is_dropped: Callable[[DiskRecord], bool]) -> None:
+    def drop(self, records: Iterable[DiskRecord]) -> None:
         """Drop records, including one that is being written, which is then not published."""
-        self._drop([record for record in self.queue.values() if is_dropped(record)])
-
-    def _drop(self, records: Iterable[DiskRecord]) -> None:
-        for record in records:
+        for record in list(records):
             if self.queue.get(record.key) is record:
                 del self.queue[record.key]
                 self.queued_nbytes -= record.nbytes
@@ -93,12 +90,12 @@ class RecordWriter:
         with self._store.changed:
             if is_quiet:
                 # It lasts as long as the machine is quiet, which is logged where that is seen.
-                self._drop(list(self.queue.values()))
+                self.drop(self.queue.values())
                 return True
             if reason is not None:
                 if reason != self._store.spared:
                     log.info("%s", reason)
-                self._drop(list(self.queue.values()))
+                self.drop(self.queue.values())
                 self._paused_at = self._store.clock()
             self._store.spared = reason
         return reason is not None
@@ -127,11 +124,11 @@ class RecordWriter:
                     self._paused_at, self._has_warned, self._store.write_trouble = None, False, None
         finally:
             with changed:
-                self._drop([record])
+                self.drop([record])
 
     def _fail(self, error: OSError) -> None:
         """After a failed write: suspend writing, and drop the queue rather than keep it in memory."""
-        self._drop(list(self.queue.values()))
+        self.drop(self.queue.values())
         self._paused_at = self._store.clock()
         self._store.counters.num_errors += 1
         self._store.write_trouble = (
