@@ -8,7 +8,7 @@ from typing import Any
 
 from reprise.chat.messages.system_placement import Placement
 from reprise.chat.rendering.abridged import AbridgedChat
-from reprise.chat.rendering.boundaries import FoundBoundaries, find_boundaries
+from reprise.chat.rendering.boundaries import find_boundaries
 from reprise.chat.request import ChatRequest, Message
 from reprise.chat.templates.piecewise_tokenizer import PieceTokenizer
 from reprise.chat.templates.probe_turns import known_turns
@@ -18,6 +18,9 @@ from tests.chat.shapes import WEATHER, assistant, system, tool, user
 
 ENDLESS = 10**9
 
+_Found = tuple[object, str | None, str | None]
+"""Boundaries with notes, the next turn and an edited chat."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BothWays:
@@ -25,8 +28,8 @@ class BothWays:
 
     `whole_chars`, `abridged_chars`: how many characters were rendered for boundaries and next turn."""
 
-    whole: tuple[FoundBoundaries, str | None, str | None]
-    abridged: tuple[FoundBoundaries, str | None, str | None]
+    whole: _Found
+    abridged: _Found
     whole_chars: int
     abridged_chars: int
 
@@ -69,7 +72,7 @@ def both_ways(model: TextModel, request: ChatRequest) -> BothWays:
     prompt = tokenizer.tokenize(text)
     messages = context.request.messages
     edited = tuple({**m, "content": "Edited."} if n == len(messages) // 2 else m for n, m in enumerate(messages))
-    found: list[tuple[FoundBoundaries, str | None, str | None]] = []
+    found: list[_Found] = []
     chars: list[int] = []
     for least in (ENDLESS, 1, ENDLESS, 1):
         # The first two rounds are for what is learnt once of a template.

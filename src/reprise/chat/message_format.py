@@ -75,6 +75,18 @@ def written(messages: Sequence[Message], form: Form) -> list[dict[str, Any]]:
     return [_written_message(message, form, ids) for message in messages]
 
 
+def calls_in(message: Message) -> list[Mapping[str, Any]]:
+    """The tool calls of a message, as far as they are objects."""
+    calls = cast(Sequence[Any], message.get("tool_calls") or ())
+    return [cast(Mapping[str, Any], call) for call in calls if isinstance(call, Mapping)]
+
+
+def function_in(call: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The name and the arguments of a tool call, as far as it has them."""
+    function = call.get("function")
+    return cast(Mapping[str, Any], function) if isinstance(function, Mapping) else {}
+
+
 def parsed_arguments(arguments: Any) -> Any:
     """The mapping that a call's arguments are. No arguments are an empty one; what is no JSON object is text."""
     if arguments is None:
@@ -276,8 +288,8 @@ def _is_of(text: str, length: int) -> bool:
 
 def _ids(messages: Sequence[Message]) -> Iterator[str]:
     for message in messages:
-        for call in cast(Sequence[Any], message.get("tool_calls") or ()):
-            if isinstance(call, Mapping) and isinstance(given := cast(Mapping[str, Any], call).get("id"), str):
+        for call in calls_in(message):
+            if isinstance(given := call.get("id"), str):
                 yield given
         if isinstance(given := message.get("tool_call_id"), str):
             yield given

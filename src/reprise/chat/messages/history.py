@@ -7,13 +7,19 @@ it: it is put back.
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, cast
 
 from reprise.chat.answer import Answer
 from reprise.chat.images import images_in
 from reprise.chat.memo import Memo
-from reprise.chat.message_format import joined_text, parsed_arguments, shortened_id, unquoted_arguments
+from reprise.chat.message_format import (
+    calls_in,
+    function_in,
+    joined_text,
+    parsed_arguments,
+    shortened_id,
+    unquoted_arguments,
+)
 from reprise.chat.request import Message, call_of
 from reprise.core.errors import BadRequest
 from reprise.core.json_shape import json_shape
@@ -29,31 +35,21 @@ _MAX_UNCOUNTED = 2 * _MAX_CONTAINERS
 """Characters that cannot hold too many of them."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CompletedHistory:
-    """The messages, as many as there were; `notes` say what was done to them."""
-
-    messages: tuple[Message, ...]
-    notes: tuple[str, ...] = ()
-
-
-def completed(messages: Sequence[Message]) -> CompletedHistory:
-    """The messages with whole tool calls and results. O(messages).
+def completed(messages: Sequence[Message]) -> tuple[tuple[Message, ...], tuple[str, ...]]:
+    """As many messages, with whole tool calls and results, and notes on what was done to them. O(messages).
 
     Raises BadRequest where the arguments of the calls hold more values than are read.
     """
     completion = _HistoryCompletion()
     out = tuple(completion.complete(index, message) for index, message in enumerate(messages))
-    return CompletedHistory(messages=out, notes=completion.notes())
+    return out, completion.notes()
 
 
 def argument_texts(messages: Sequence[Message]) -> Iterator[str]:
     """Every text in the arguments of the calls of completed messages: a prompt has all of each."""
     for message in messages:
-        for call in cast(Sequence[Any], message.get("tool_calls") or ()):
-            function: object = cast(Any, call).get("function") if isinstance(call, Mapping) else None
-            if isinstance(function, Mapping):
-                yield from _texts_in(cast(Mapping[str, Any], function).get("arguments"))
+        for call in calls_in(message):
+            yield from _texts_in(function_in(call).get("arguments"))
 
 
 def _texts_in(value: object) -> Iterator[str]:
@@ -161,14 +157,6 @@ def _listed(indices: Sequence[int]) -> str:
 _ENTRY_NBYTES = 200
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Restored:
-    """Messages, and how many of them got their reasoning back."""
-
-    messages: tuple[Message, ...]
-    num_restored: int
-
-
 class ReasoningMemory:
     """The reasoning of the answers that this server wrote, at most `nbytes` bytes of it.
 
@@ -186,8 +174,8 @@ class ReasoningMemory:
             *_, key = _keys((*messages, answer))
             self._memo.put(key, reasoning)
 
-    def restored(self, messages: Sequence[Message]) -> Restored:
-        """The messages, with reasoning where an assistant message has none and it is known. O(text)."""
+    def restored(self, messages: Sequence[Message]) -> tuple[tuple[Message, ...], int]:
+        """The messages, and how many got reasoning: assistant messages that have none, where it is known. O(text)."""
         out: list[Message] = []
         num_restored = 0
         for message, key in zip(messages, _keys(messages), strict=True):
@@ -198,7 +186,7 @@ class ReasoningMemory:
             else:
                 out.append({**message, "reasoning_content": reasoning})
                 num_restored += 1
-        return Restored(messages=tuple(out), num_restored=num_restored)
+        return tuple(out), num_restored
 
 
 def as_message(answer: Answer, *, has_reasoning: bool = True) -> Message:
@@ -219,13 +207,13 @@ def _keys(messages: Sequence[Message]) -> Iterator[int]:
     """For each message a hash of it and all before it, without reasoning."""
     chain = 0
     for message in messages:
-        calls = [_called(call) for call in cast(Sequence[Any], message.get("tool_calls") or ())]
+        calls = map(_called, calls_in(message))
         words = joined_text(message.get("content")).strip()
         chain = hash((chain, message.get("role"), words, *images_in([message]), *calls))
         yield chain
 
 
-def _called(call: Any) -> tuple[str, str]:
-    function: Any = cast(Mapping[str, Any], call).get("function", {}) if isinstance(call, Mapping) else {}
+def _called(call: Mapping[str, Any]) -> tuple[str, str]:
+    function = function_in(call)
     arguments = parsed_arguments(function.get("arguments"))
     return str(function.get("name")), json.dumps(arguments, sort_keys=True, default=str)

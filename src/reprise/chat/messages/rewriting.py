@@ -6,9 +6,9 @@ rewritten in the same way and keeps its prefix. The marks in a chat (breakpoints
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
-from reprise.chat.message_format import content_of, joined_text, parsed_arguments, text_runs
+from reprise.chat.message_format import calls_in, content_of, function_in, joined_text, parsed_arguments, text_runs
 from reprise.chat.request import ChatRequest, Cut, Message
 from reprise.chat.templates.probe_turns import HEAD_ROLES, head_length
 
@@ -172,7 +172,7 @@ def _lone_results(messages: Sequence[Message]) -> frozenset[int]:
     open_ids: set[str] = set()
     for index, message in enumerate(messages):
         if message.get("role") != "tool":
-            open_ids = {str(call.get("id")) for call in _calls(message)}
+            open_ids = {str(call.get("id")) for call in calls_in(message)}
         elif message.get("tool_call_id") not in open_ids:
             lone.add(index)
     return frozenset(lone)
@@ -184,7 +184,7 @@ def results_in_order(request: ChatRequest) -> ChatRequest:
     index = 0
     while index < len(messages):
         draft.keep(index, messages[index])
-        ids = [call.get("id") for call in _calls(messages[index])]
+        ids = [call.get("id") for call in calls_in(messages[index])]
         index = first = index + 1
         while ids and index < len(messages) and messages[index].get("role") == "tool":
             index += 1
@@ -200,9 +200,9 @@ def calls_as_text(request: ChatRequest, write: CallWriter) -> ChatRequest:
     """Tool calls become words of the assistant."""
 
     def spoken(_: int, message: Message) -> Message:
-        if not _calls(message):
+        if not calls_in(message):
             return message
-        written = write([(str(_function(call).get("name")), _arguments(call)) for call in _calls(message)])
+        written = write([(str(function_in(call).get("name")), _arguments(call)) for call in calls_in(message)])
         joiner = "\n" if joined_text(message.get("content")) else ""
         said = {key: value for key, value in message.items() if key != "tool_calls"}
         return {**said, "content": content_of([*text_runs(message.get("content")), joiner + written])}
@@ -215,7 +215,7 @@ def one_call_at_a_time(request: ChatRequest) -> ChatRequest:
     draft, messages = _RewrittenChat(request), request.messages
     index = 0
     while index < len(messages):
-        message, calls = messages[index], _calls(messages[index])
+        message, calls = messages[index], calls_in(messages[index])
         end = index + 1
         if len(calls) > 1:
             while end < len(messages) and messages[end].get("role") == "tool":
@@ -230,7 +230,7 @@ def one_call_at_a_time(request: ChatRequest) -> ChatRequest:
 def _keep_apart(draft: _RewrittenChat, index: int, end: int, messages: Sequence[Message]) -> None:
     """Message `index` with its calls, and the results in ``[index + 1, end)``, call by call."""
     message, kept = messages[index], set[int]()
-    for number, call in enumerate(_calls(message)):
+    for number, call in enumerate(calls_in(message)):
         if number == 0:
             draft.keep(index, {**message, "tool_calls": [call]})
         else:
@@ -248,7 +248,7 @@ def text_in_mapping(request: ChatRequest) -> ChatRequest:
     """Arguments of a call that are no JSON object become one, with the text in it."""
 
     def wrapped(_: int, message: Message) -> Message:
-        calls = _calls(message)
+        calls = calls_in(message)
         is_text = any(isinstance(_arguments(call), str) for call in calls)
         return {**message, "tool_calls": [_with_mapping(call) for call in calls]} if is_text else message
 
@@ -268,7 +268,7 @@ def without_empty_answers(request: ChatRequest) -> ChatRequest:
 
 
 def is_empty_answer(message: Message) -> bool:
-    is_silent = not any(text_runs(message.get("content"))) and not _calls(message)
+    is_silent = not any(text_runs(message.get("content"))) and not calls_in(message)
     return message.get("role") == "assistant" and is_silent
 
 
@@ -309,7 +309,7 @@ def joined_answers(request: ChatRequest) -> ChatRequest:
     """Assistant messages in a row become one, unless a call stands between."""
     return _joined(
         request,
-        lambda _, last, message: last.get("role") == message.get("role") == "assistant" and not _calls(last),
+        lambda _, last, message: last.get("role") == message.get("role") == "assistant" and not calls_in(last),
     )
 
 
@@ -321,31 +321,21 @@ def bridged(request: ChatRequest) -> ChatRequest:
         is_user = message.get("role") == "user"
         if is_user and not has_answer and draft.messages[-1].get("role") != "user":
             draft.add(_BRIDGE)
-        if is_user or (message.get("role") == "assistant" and not _calls(message)):
+        if is_user or (message.get("role") == "assistant" and not calls_in(message)):
             has_answer = not is_user
         draft.keep(index, message)
     return draft.finish()
 
 
-def _calls(message: Message) -> list[Mapping[str, Any]]:
-    calls = cast(Sequence[Any], message.get("tool_calls") or ())
-    return [cast(Mapping[str, Any], call) for call in calls if isinstance(call, Mapping)]
-
-
-def _function(call: Mapping[str, Any]) -> Mapping[str, Any]:
-    function = call.get("function")
-    return cast(Mapping[str, Any], function) if isinstance(function, Mapping) else {}
-
-
 def _arguments(call: Mapping[str, Any]) -> Any:
-    return parsed_arguments(_function(call).get("arguments"))
+    return parsed_arguments(function_in(call).get("arguments"))
 
 
 def _with_mapping(call: Mapping[str, Any]) -> Mapping[str, Any]:
     arguments = _arguments(call)
     if not isinstance(arguments, str):
         return call
-    return {**call, "function": {**_function(call), "arguments": {"arguments": arguments}}}
+    return {**call, "function": {**function_in(call), "arguments": {"arguments": arguments}}}
 
 
 def _as_user(message: Message) -> Message:

@@ -297,7 +297,11 @@ def classify(divergence: Divergence, text_model: TextModel) -> Reason:
         return of_image
     if _is_in_head(divergence):
         return _classify_head(divergence, previous)
-    if previous is not None and _options(previous) != _options(divergence.rendered) and not _is_edited(divergence):
+    if (
+        previous is not None
+        and previous.request.template_options != divergence.rendered.request.template_options
+        and not _is_edited(divergence)
+    ):
         return Reason.TEMPLATE_OPTIONS_CHANGED
     part = divergence.part
     if part is None or part.index is None:
@@ -319,7 +323,7 @@ def _classify_head(divergence: Divergence, previous: Rendered | None) -> Reason:
         if not heads_differ and previous.dates != rendered.dates:
             return _classify_dates(previous.dates, rendered.dates)
         if not heads_differ and not tools_differ:
-            options_differ = _options(previous) != _options(rendered)
+            options_differ = previous.request.template_options != rendered.request.template_options
             return Reason.TEMPLATE_OPTIONS_CHANGED if options_differ else Reason.TEMPLATE_RERENDERED
     before = divergence.shared_text[-_NUM_AROUND:]
     expected, actual = before + divergence.expected_text, before + divergence.actual_text
@@ -533,10 +537,6 @@ def _said(message: Message) -> tuple[Any, str, str, list[ImageFile]]:
 def _head(rendered: Rendered) -> list[tuple[Any, str, str, list[ImageFile]]]:
     messages = rendered.request.messages
     return [_said(message) for message in messages[: head_length(messages)]]
-
-
-def _options(rendered: Rendered) -> Mapping[str, Any]:
-    return rendered.request.template_options
 
 
 def _has_random_word(text: str, at: int) -> bool:

@@ -20,18 +20,10 @@ from reprise.chat.templates.probe_turns import (
 from reprise.core.prompt import Boundary, BoundaryKind
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FoundBoundaries:
-    """The boundaries of a prompt, sorted, and what could not be found."""
-
-    boundaries: tuple[Boundary, ...]
-    notes: tuple[str, ...] = ()
-
-
 def find_boundaries(
     chat: AbridgedChat, request: ChatRequest, tokenizer: PieceTokenizer, prompt: TokenizedText
-) -> FoundBoundaries:
-    """The stable, last-user, system and explicit boundaries of `prompt`, the rendering of the request.
+) -> tuple[tuple[Boundary, ...], tuple[str, ...]]:
+    """The stable, last-user, system and explicit boundaries of `prompt`, the request's rendering; and what has none.
 
     Renders two whole stand-in chats, one that ends before the last user message, and one that is short. A boundary is
     the end of the longest common prefix in tokens, not only in text, so a token that would merge with the next one
@@ -53,7 +45,7 @@ def find_boundaries(
     # Nothing can be kept for position 0.
     boundaries = {Boundary(position, kind) for kind, position in positions if position is not None and position > 0}
     notes = () if stable else ("no stable boundary: the chat template refuses every stand-in for the next turn",)
-    return FoundBoundaries(boundaries=tuple(sorted(boundaries)), notes=notes)
+    return tuple(sorted(boundaries)), notes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -115,20 +115,20 @@ class Renderer:
         Raises BadRequest (nothing to render, no template), ContextTooLong, and TemplateFailed with the template's own
         sentence.
         """
-        whole = completed(request.messages)
-        request = replace(request, messages=self._seen(whole.messages))
+        whole, done = completed(request.messages)
+        request = replace(request, messages=self._seen(whole))
         # Now: a call is written several times on the way to a prompt.
         refuse_if_parts_too_long(argument_texts(request.messages), self._text_model, context=self.settings.context)
-        notes = [*request.notes, *whole.notes, *(_tool_notes(self._text_model) if request.tools else ())]
+        notes = [*request.notes, *done, *(_tool_notes(self._text_model) if request.tools else ())]
         if self.settings.normalizes:
             normalized = normalize(request, sorts_tools=self.settings.sorts_tools, notes_of=self._head_notes)
             request = normalized.request
             notes += normalized.notes
         if self.settings.restores_reasoning:
-            restored = self._reasoning.restored(request.messages)
-            if restored.num_restored > 0:
-                request = replace(request, messages=restored.messages)
-                notes.append(f"reasoning put back into messages: {restored.num_restored}")
+            messages, num_restored = self._reasoning.restored(request.messages)
+            if num_restored > 0:
+                request = replace(request, messages=messages)
+                notes.append(f"reasoning put back into messages: {num_restored}")
         moment = self._moment(request.messages, is_final=is_final)
         history = request.messages
         placed = self._placement.open(request, moment)
@@ -136,7 +136,7 @@ class Renderer:
         notes += placed.notes
         refuse_if_too_long(self.plain(text), self._text_model, context=self.settings.context)
         tokenized = self._tokenizer.tokenize(text)
-        found = find_boundaries(self._abridged(context, text), request, self._tokenizer, tokenized)
+        boundaries, missed = find_boundaries(self._abridged(context, text), request, self._tokenizer, tokenized)
         dates = self._template.dates
         if dates.has_dates and not dates.is_controlled and self.settings.freezes_date:
             notes.append("the chat template computes its date format, so its date cannot be frozen")
@@ -152,12 +152,12 @@ class Renderer:
         rendered = Rendered(
             context=context,
             history=history,
-            prompt=tokenized.prompt(boundaries=found.boundaries),
+            prompt=tokenized.prompt(boundaries=boundaries),
             text=text,
             tokenized=tokenized,
             is_thinking_open=self._text_model.opens_thinking(text[from_char:]),
             parts_of=parts_of,
-            notes=(*notes, *found.notes),
+            notes=(*notes, *missed),
             dates=dates.texts(moment),
             previous=previous,
             number=next(self._numbers),

@@ -10,7 +10,7 @@ from itertools import pairwise
 from typing import Any, cast
 
 from reprise.chat.images import seen_part
-from reprise.chat.message_format import parsed_arguments, text_runs
+from reprise.chat.message_format import calls_in, function_in, parsed_arguments, text_runs
 from reprise.chat.request import ChatRequest, Message
 from reprise.chat.templates.piecewise_tokenizer import TokenizedText
 from reprise.chat.templates.probe_turns import head_length
@@ -169,8 +169,7 @@ def _words(message: Message) -> list[str]:
     """The words of the message after its reasoning, in the order in which templates write it; of an image its tag."""
     runs = text_runs(message.get("content"))
     said = [run if isinstance(run, str) else seen.tag if (seen := seen_part(run)) is not None else "" for run in runs]
-    for call in cast(Sequence[Any], message.get("tool_calls") or ()):
-        function: Any = cast(Mapping[str, Any], call).get("function", {}) if isinstance(call, Mapping) else {}
+    for function in map(function_in, calls_in(message)):
         said.append(str(function.get("name", "")))
         arguments = parsed_arguments(function.get("arguments"))
         values = cast(Mapping[str, Any], arguments).values() if isinstance(arguments, Mapping) else ()
