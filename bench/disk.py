@@ -159,7 +159,7 @@ def put_on_disk(settings: Settings, num_megabytes: int, *, held: float) -> tuple
     """A prompt whose states take so much, of which the disk has all, and how many of its tokens memory will have."""
     loaded = load_model(settings.model)
     runner = Runner(loaded, can_batch=True)
-    disk = open_disk(settings, loaded, runner.footprint)
+    disk = open_disk(settings, loaded)
     assert disk is not None
     num = (num_megabytes * 10**6 - runner.footprint.checkpoint) // runner.footprint.full
     tokens = as_tokens(np.random.default_rng(0).integers(0, 500, num // disk.block * disk.block))

@@ -1,4 +1,4 @@
-"""Opens the disk cache in the settings for a loaded model."""
+"""Opens the disk cache in the settings for a loaded model, and closes it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from pathlib import Path
 from threading import Thread
 
 from reprise.core.errors import DiskUnusable
-from reprise.core.kinds import Footprint
 from reprise.core.options import OFF
 from reprise.core.settings import Settings
 from reprise.core.sizes import Share
@@ -32,63 +31,33 @@ FILE_NBYTES = 8 << 20
 """If entries are large, blocks are halved to about this many bytes: what follows the last whole block of a path, half a
 block on average, is written again for each tail record."""
 
-_CLOSED_WITHIN_S = 20.0
+CLOSED_WITHIN_S = 20.0
+"""Time limit for writing what is queued for files when the cache is closed."""
 
 _READ_AHEAD_NBYTES = 64 << 20
 """Limit of what was read and not decoded yet, which is not part of the budget."""
 
 
-class OpenedDisks:
-    """The disk caches of models, opened before the engine thread needs them.
-
-    Opening waits for the directory's lock and reads the headers of all records.
-    """
-
-    def __init__(self, settings: Settings, *, block: int | None) -> None:
-        """`block`: see `open_disk`."""
-        self._settings = settings
-        self._block = block
-        self._opened: dict[str, DiskCache] = {}
-        """By the fingerprint of the weights, until it is taken."""
-
-    def open(self, loaded: LoadedModel) -> None:
-        """Open a model's disk cache, on any thread. Raises DiskUnusable."""
-        if loaded.embedder is not None or self._settings.disk_directory is None or loaded.fingerprint in self._opened:
-            return
-        footprint = footprint_of(loaded.model, loaded.blueprint)
-        disk = open_disk(self._settings, loaded, footprint, block=self._block)
-        if disk is not None:
-            self._opened[loaded.fingerprint] = disk
-
-    def take(self, loaded: LoadedModel, footprint: Footprint) -> DiskCache | None:
-        """The disk cache of a model; opened now if it is not. Raises DiskUnusable."""
-        opened = self._opened.pop(loaded.fingerprint, None)
-        if opened is not None:
-            return opened
-        # An embedder has no layer states.
-        return None if loaded.embedder is not None else open_disk(self._settings, loaded, footprint, block=self._block)
-
-    def close(self) -> None:
-        """Close what was not taken, on another thread."""
-        for disk in self._opened.values():
-            Thread(target=disk.close, args=(_CLOSED_WITHIN_S,), name="reprise-disk-close", daemon=True).start()
-        self._opened.clear()
+def close_soon(disk: DiskCache | None) -> None:
+    """Close a disk cache, if there is one, on another thread."""
+    if disk is not None:
+        Thread(target=disk.close, args=(CLOSED_WITHIN_S,), name="reprise-disk-close", daemon=True).start()
 
 
-def open_disk(
-    settings: Settings, loaded: LoadedModel, footprint: Footprint, *, block: int | None = None
-) -> DiskCache | None:
+def open_disk(settings: Settings, loaded: LoadedModel, *, block: int | None = None) -> DiskCache | None:
     """The disk cache in the settings, or None. Raises DiskUnusable.
 
-    `block`: tokens per block; None: chosen for the model.
+    Waits for the directory's lock and reads the headers of all records. `block`: tokens per block; None: chosen for the
+    model.
     """
-    if settings.disk_directory in (None, OFF) or not settings.has_prefix_cache:
+    # An embedder has no layer states.
+    if loaded.embedder is not None or settings.disk_directory in (None, OFF) or not settings.has_prefix_cache:
         return None
     reason = why_not_persistable(loaded.blueprint)
     if reason is not None:
         log.warning("Prefixes of %s are not stored on disk: %s.", loaded.name, reason)
         return None
-    place = settings.disk_directory
+    place, footprint = settings.disk_directory, footprint_of(loaded.model, loaded.blueprint)
     is_default = Path(place) == default_directory()
     if loaded.parts_elsewhere is not None and is_url(place):
         raise DiskUnusable("An object store cannot be used with --tensor-parallel: give a directory for --disk-cache.")

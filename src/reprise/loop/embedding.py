@@ -121,7 +121,7 @@ class _WaitingInput:
 
 
 class EmbeddingQueue:
-    """The embedding jobs of one model."""
+    """The embedding jobs of one model, which has none unless it is an embedder."""
 
     def __init__(
         self,
@@ -135,8 +135,7 @@ class EmbeddingQueue:
     ) -> None:
         """`stall_s`: how long a piece of a pass may take beside other models. `note`: adds to the counters."""
         embedder = loaded().embedder
-        assert embedder is not None, loaded().name
-        self._width = embedder.num_dimensions
+        self._width = 0 if embedder is None else embedder.num_dimensions
         self._loaded = loaded
         self._memory = memory
         self._max_queue = max_queue

@@ -34,9 +34,9 @@ def status_of(worker: Worker) -> Status:
     requests = worker.requests
     phases = Counter(type(request.phase) for request in requests.values())
     return Status(
-        is_idle=len(requests) == 0 and worker.num_embedding == 0,
+        is_idle=len(requests) == len(worker.embedding) == 0,
         num_waiting=phases[Waiting],
-        num_prefilling=phases[Prefilling] + worker.num_embedding,
+        num_prefilling=phases[Prefilling] + len(worker.embedding),
         num_decoding=phases[Decoding],
         counts=Counts(**requests.counts, saved_s=requests.saved_s, num_evictions=stats.num_evictions),
         num_ahead=requests.num_ahead,

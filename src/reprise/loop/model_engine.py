@@ -36,7 +36,7 @@ from reprise.engine.models.load import LoadedModel, load_model
 from reprise.engine.running.batching import reason_to_run_alone
 from reprise.engine.running.pass_trial import why_never_the_same
 from reprise.loop.admission import Gate
-from reprise.loop.disk import OpenedDisks
+from reprise.loop.disk import close_soon, open_disk
 from reprise.loop.draft_trial import tolerance_of
 from reprise.loop.inspection import status_of
 from reprise.loop.inspection_queue import InspectionQueue
@@ -101,7 +101,7 @@ class ModelEngine:
         """See `EngineClient`."""
         self._settings = settings
         self._shares_from = shares_from
-        self._disks = OpenedDisks(settings, block=disk_block)
+        self._disk_block = disk_block
         self.name = name
         self.nbytes = nbytes
         self._host = host
@@ -156,8 +156,7 @@ class ModelEngine:
         if self._worker is not None and not self.is_loaded:
             for request in list(self._worker.requests.values()):
                 self._worker.requests.fail(request, shutting_down())
-            if self._worker.embedding is not None:
-                self._worker.embedding.fail_all(shutting_down())
+            self._worker.embedding.fail_all(shutting_down())
         self.publish()
 
     def end_soon(self, *, now: bool) -> None:
@@ -246,7 +245,7 @@ class ModelEngine:
     def embed(self, job: EmbeddingJob, answer: Future[EmbeddingResult], arrived_s: float) -> None:
         """Queue an embedding job, whose future is resolved with its vectors."""
         worker = self._worker
-        if worker is None or worker.embedding is None or (self._refuses_loads and not self.is_loaded):
+        if worker is None or worker.runner.loaded.embedder is None or (self._refuses_loads and not self.is_loaded):
             answer.set_exception(
                 shutting_down() if self._refuses_loads else EngineFailed(f"{self.name} does not make embeddings now.")
             )
@@ -266,10 +265,11 @@ class ModelEngine:
         weights, worker = self._weights, self._worker
         requests = [r for r in worker.requests.values() if not r.is_settle] if worker is not None else []
         waits_s = [r.arrived_s for r in requests if r.is_waiting] + [since_s for since_s, _ in weights.wanted]
-        embedding = None if worker is None else worker.embedding
-        if embedding is not None and not self.is_loaded and embedding.waits_since_s is not None:
-            waits_s.append(embedding.waits_since_s)
-        num_embedding = 0 if worker is None else worker.num_embedding
+        num_embedding, since_s = (
+            (0, None) if worker is None else (len(worker.embedding), worker.embedding.waits_since_s)
+        )
+        if since_s is not None and not self.is_loaded:
+            waits_s.append(since_s)
         has_work = worker is not None and self.is_loaded and worker.has_work
         base = self._base()
         shared_nbytes = 0 if base is None else base.nbytes
@@ -320,7 +320,7 @@ class ModelEngine:
     @property
     def num_requests(self) -> int:
         worker = self._worker
-        return 0 if worker is None else len(worker.requests) + worker.num_embedding
+        return 0 if worker is None else len(worker.requests) + len(worker.embedding)
 
     @property
     def num_running(self) -> int:
@@ -328,7 +328,7 @@ class ModelEngine:
         worker = self._worker
         if worker is None:
             return 0
-        num_embedding = worker.num_embedding if self.is_loaded else 0
+        num_embedding = len(worker.embedding) if self.is_loaded else 0
         return num_embedding + sum(not request.is_settle for request in worker.requests.running)
 
     @property
@@ -396,9 +396,9 @@ class ModelEngine:
             if loaded.fingerprint != self._tried[0]:
                 # Not for weights that are loaded again: it takes some twenty passes.
                 self._tried = loaded.fingerprint, reason_to_run_alone(loaded)
-            if self._made is None or self._made.runner.loaded.fingerprint != loaded.fingerprint:
-                self._disks.open(loaded)
-            self._weights.arriving = _Arriving(loaded=loaded, runs_alone=self._tried[1])
+            is_new = self._made is None or self._made.runner.loaded.fingerprint != loaded.fingerprint
+            disk = open_disk(self._settings, loaded, block=self._disk_block) if is_new else None
+            self._weights.arriving = _Arriving(loaded=loaded, runs_alone=self._tried[1], disk=disk)
         except RepriseError as error:
             return error
         except Exception as error:
@@ -454,7 +454,8 @@ class ModelEngine:
             log.exception("the engine could not start")
             return engine_failed("The engine could not start", error)
         finally:
-            self._disks.close()
+            if self._made is None:
+                close_soon(arriving.disk)
         self._loaded = loaded
         if hint := paging_hint(loaded.nbytes):
             log.warning("%s: %s", self.name, hint)
@@ -477,7 +478,7 @@ class ModelEngine:
             can_batch=arriving.runs_alone is None,
             shared=memory,
             shares_from=self._shares_from,
-            disks=self._disks,
+            disk=arriving.disk,
             clock=self._host.clock,
             # An empty command makes the loop run its next step.
             wake=lambda: self._host.call(lambda: self.run(lambda worker: None)),
@@ -509,7 +510,10 @@ class ModelEngine:
 
     def note_failure(self, error: RepriseError) -> None:
         """Loading failed: fail everything that waits for the model."""
-        self._weights.state, self._weights.arriving = WeightsState.UNLOADED, None
+        self._weights.state = WeightsState.UNLOADED
+        if self._weights.arriving is not None:
+            close_soon(self._weights.arriving.disk)
+            self._weights.arriving = None
         if self._worker is not None:
             self._worker.fail_all(error)
         self.publish()
@@ -521,8 +525,7 @@ class ModelEngine:
         if worker is not None:
             for job_id in list(worker.requests):
                 worker.cancel(job_id)
-            if worker.embedding is not None:
-                worker.embedding.fail_all(shutting_down())
+            worker.embedding.fail_all(shutting_down())
             self.publish()
             worker.preemption.others = ()
             worker.shutdown()
@@ -545,10 +548,14 @@ class ModelEngine:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Arriving:
-    """Weights that were read. `runs_alone`: why sequences must run one at a time; None if they may be batched."""
+    """Weights that were read. `runs_alone`: why sequences must run one at a time; None if they may be batched.
+
+    `disk`: the disk cache, if it was opened for them.
+    """
 
     loaded: LoadedModel
     runs_alone: str | None
+    disk: DiskCache | None
 
 
 @dataclass(slots=True, kw_only=True)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from threading import Thread
 
 from reprise.core.allowance import StepAllowance
 from reprise.core.inspection import InspectedRead
 from reprise.core.prompt import BoundaryKind
 from reprise.disk.store.cache import DiskCache
+from reprise.loop.disk import CLOSED_WITHIN_S, close_soon
 from reprise.loop.read_ahead import ReadAhead
 from reprise.loop.requests import RunningRequest
 from reprise.loop.sequences import SequencePool
@@ -18,9 +18,6 @@ from reprise.loop.write_behind import WriteBehind
 
 LAST_WRITES_S = 10.0
 """At shutdown, time limit for copying what is stored and not yet written to the writer's queue."""
-
-_LAST_FLUSH_S = 20.0
-"""At shutdown, time limit for writing that queue to files."""
 
 
 class DiskTier:
@@ -133,13 +130,11 @@ class DiskTier:
             if self._disk.is_paused():
                 break
             time.sleep(0.01)  # The writer's queue is full.
-        self._disk.close(_LAST_FLUSH_S)
+        self._disk.close(CLOSED_WITHIN_S)
         # Break the reference cycles with the loop.
         self._read_ahead = self._write_behind = None
 
     def abandon(self) -> None:
         """As `close`, without waiting: what is not copied yet is not written, and another thread closes the cache."""
-        if self._disk is None or self._write_behind is None:
-            return
-        Thread(target=self._disk.close, args=(_LAST_FLUSH_S,), name="reprise-disk-close", daemon=True).start()
+        close_soon(self._disk)
         self._read_ahead = self._write_behind = None

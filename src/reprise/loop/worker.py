@@ -22,6 +22,7 @@ from reprise.core.failpoints import Failpoint, reach
 from reprise.core.job import Job, Purpose
 from reprise.core.settings import Settings
 from reprise.core.tokens import as_tokens, join_tokens
+from reprise.disk.store.cache import DiskCache
 from reprise.drafts.drafter import EARLIER_TOKENS
 from reprise.engine import memory as device_memory
 from reprise.engine.memory import collect_all
@@ -31,7 +32,6 @@ from reprise.engine.running.live_sequence import LiveSequence
 from reprise.engine.running.runner import SHARES_FROM, Runner, TokenFailure, TokenResult, quantised_footprint
 from reprise.loop.admission import Gate, PromptRoom
 from reprise.loop.audit import Audit
-from reprise.loop.disk import OpenedDisks
 from reprise.loop.draft_trial import DraftTrial, make_drafts, never_drafted
 from reprise.loop.embedding import EmbeddingQueue
 from reprise.loop.executor import Executor
@@ -78,13 +78,13 @@ class Worker:
         can_batch: bool,
         shared: SharedMemory | None = None,
         shares_from: int = SHARES_FROM,
-        disks: OpenedDisks,
+        disk: DiskCache | None,
         wake: Callable[[], None] = lambda: None,
         clock: Clock = monotonic,
     ) -> None:
         """`shared`: the memory shared by all models, whose owner charges weights to
         it; None: this is the only one.
-        `disks`: has its disk cache. `wake`: makes the loop call `step`; thread-safe."""
+        `wake`: makes the loop call `step`; thread-safe."""
         self._clock = clock
         self._gate = gate
         self.runner = Runner(loaded, can_batch=can_batch, shares_from=shares_from)
@@ -146,7 +146,7 @@ class Worker:
         )
         self._allowance = StepAllowance(self.limits.max_stall_s, clock=clock)
         self.disk = DiskTier(
-            disks.take(loaded, footprint),
+            disk,
             self.sequences,
             allowance=self._allowance,
             prefill_s=self._prefill_s,
@@ -162,11 +162,17 @@ class Worker:
         )
         self.preemption = Preemption(self.requests, self.prefixes, self.sequences)
         self.audit = Audit(self.runner, self.memory, settings, chunk=chunk, clock=clock)
-        self.embedding = self._embedding_queue(loaded, settings)
-        """None: the model makes text."""
-        kept = () if self.embedding is None else (self.embedding.kept.release_one,)
-        features = self.runner.features
-        first = (self._give_up_trial, self.audit.give_up, *kept, features.release_one)
+        self.embedding = EmbeddingQueue(
+            lambda: self.runner.loaded,
+            self.memory,
+            max_queue=settings.max_queue,
+            stall_s=self.limits.max_stall_s,
+            note=self.requests.counts.update,
+            clock=clock,
+        )
+        """Empty if the model makes text."""
+        kept, features = self.embedding.kept, self.runner.features
+        first = (self._give_up_trial, self.audit.give_up, kept.release_one, features.release_one)
         self.memory.reclaim_from(*first, *self.sequences.reclaimers, self.prefixes.unpin_first)
         executor = self.executor
         self.memory.evict_from(self.cache, token_s=lambda: 1 / executor.speed.prefill_tokens_per_s)
@@ -208,25 +214,13 @@ class Worker:
             advice=advice,
         )
 
-    def _embedding_queue(self, loaded: LoadedModel, settings: Settings) -> EmbeddingQueue | None:
-        if loaded.embedder is None:
-            return None
-        return EmbeddingQueue(
-            lambda: self.runner.loaded,
-            self.memory,
-            max_queue=settings.max_queue,
-            stall_s=self.limits.max_stall_s,
-            note=self.requests.counts.update,
-            clock=self._clock,
-        )
-
     # A step: schedule, execute, store, finish.
 
     def step(self) -> None:
         """Decide what to do, do it, store what was computed, and finish what is complete."""
         assert THIS_THREAD.is_engine
         reach(Failpoint.STEP, self)
-        if self.embedding is not None and len(self.embedding) > 0:
+        if len(self.embedding) > 0:
             self.embedding.step(num_others=self.num_others)
             return
         if self._trial is not None and len(self.requests) > 0:
@@ -605,23 +599,17 @@ class Worker:
     def fail_all(self, error: RepriseError) -> None:
         """Fail all jobs and discard their state, which can no longer be trusted."""
         self.requests.fail_together(list(self.requests.values()), error)
-        if self.embedding is not None:
-            self.embedding.fail_all(error)
-
-    @property
-    def num_embedding(self) -> int:
-        """Requests for embeddings that wait or run."""
-        return 0 if self.embedding is None else len(self.embedding)
+        self.embedding.fail_all(error)
 
     @property
     def is_empty(self) -> bool:
         """Whether there are only settling jobs, or none."""
-        return self.num_embedding == 0 and all(request.is_settle for request in self.requests.values())
+        return len(self.embedding) == 0 and all(request.is_settle for request in self.requests.values())
 
     @property
     def has_work(self) -> bool:
         """Whether `step` has something to do now."""
-        runs = self.num_embedding > 0 or any(not request.is_loading for request in self.requests.values())
+        runs = len(self.embedding) > 0 or any(not request.is_loading for request in self.requests.values())
         # Idle work needs an empty table: a job that waits for the disk prevents it.
         idles = len(self.requests) == 0 and (not self.cache.is_compact or 0 in self._idle_dues)
         return runs or idles or self.disk.due_in_s == 0
@@ -665,8 +653,7 @@ class Worker:
         self.runner.features.release_unneeded()
         if (vision := self.runner.loaded.vision) is not None:
             vision.reader.forget_prepared()
-        if self.embedding is not None:
-            self.embedding.clear(namespace)
+        self.embedding.clear(namespace)
         device_memory.give_back()
         return cleared
 
@@ -699,8 +686,7 @@ class Worker:
         self._give_up_trial()
         self.requests.reset_cache()
         self.runner.features.clear()
-        if self.embedding is not None:
-            self.embedding.clear()
+        self.embedding.clear()
         self.memory.disconnect()
         device_memory.give_back()
 
@@ -710,6 +696,5 @@ class Worker:
         self.cache.check()
         self.memory.check({Account.SEQUENCES: self.runner.live_nbytes})
         self.runner.features.check()
-        if self.embedding is not None:
-            self.embedding.check()
+        self.embedding.check()
         self.disk.check()
