@@ -55,10 +55,6 @@ def _inline_table(values: Mapping[str, str]) -> str:
     return "{ " + ", ".join(f"{as_toml(name)} = {value}" for name, value in values.items()) + " }" if values else "{}"
 
 
-def _no_fault(value: object) -> None:
-    del value
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptionKind:
     """The values of an option.
@@ -68,7 +64,7 @@ class OptionKind:
     """
 
     parse: Callable[[object, Path], Any]
-    fault: Callable[[Any], str | None] = _no_fault
+    fault: Callable[[Any], str | None] = lambda value: None
     write: Callable[[Any], str] = as_toml
     metavar: str = "TEXT"
     is_switch: bool = False

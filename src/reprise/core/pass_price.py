@@ -53,10 +53,6 @@ _Cell = tuple[int, int]
 """The bits of a pass's length, and of its depth in units of 1024."""
 
 
-def _nothing_seen() -> Mapping[_Cell, _SeenPass]:
-    return {}
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassPrice:
     """The peak of a pass over n tokens that see k keys, ``fixed + per_token · n + per_key · n · k`` by the model's
@@ -75,7 +71,7 @@ class PassPrice:
     """Of a token whose logits are computed, as in decoding: they are there beside the rest, and sampled from."""
     per_entry: float = 0.0
     """Of an entry of a row that decodes, where a layer's entries are copied to be read."""
-    seen: Mapping[_Cell, _SeenPass] = field(default_factory=_nothing_seen)
+    seen: Mapping[_Cell, _SeenPass] = field(default_factory=dict[_Cell, _SeenPass])
     """The deepest pass by length and depth."""
 
     def __post_init__(self) -> None:

@@ -190,10 +190,6 @@ def queue_wait_s(*, num_running: int, num_waiting: int, num_left: int, limits: S
     return ahead_s + max(0, num_behind) / limits.max_batch * speed.generation_s
 
 
-def _no_shares() -> Mapping[str, int]:
-    return {}
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaitingJob:
     """A job that has not been admitted yet.
@@ -206,7 +202,7 @@ class WaitingJob:
     arrived_s: float
     prompt_len: int
     resume_at: int = 0
-    common_prefix_lengths: Mapping[str, int] = field(default_factory=_no_shares)
+    common_prefix_lengths: Mapping[str, int] = field(default_factory=dict[str, int])
     """Job id → length of the common prefix of the two prompts, for the jobs present when this one arrived
     (`sharing.common_prefix_lengths`). May contain jobs that have ended."""
     live_nbytes: int = 0
@@ -247,7 +243,7 @@ class PrefillingJob:
     """The planned positions where prefill pauses, ascending; may include positions already passed."""
     stored: int = 0
     """``[0, stored)`` of its prompt is committed, or was refused by the cache."""
-    common_prefix_lengths: Mapping[str, int] = field(default_factory=_no_shares)
+    common_prefix_lengths: Mapping[str, int] = field(default_factory=dict[str, int])
     spans: tuple[Span, ...] = ()
     """Its images, in order."""
     unseen: tuple[Span, ...] = ()
@@ -278,7 +274,7 @@ class DecodingJob:
     """The key of its last decode group; None for a row that has just finished prefill."""
     stored: int = 0
     """``[0, stored)`` of its prompt is committed, or was refused by the cache."""
-    common_prefix_lengths: Mapping[str, int] = field(default_factory=_no_shares)
+    common_prefix_lengths: Mapping[str, int] = field(default_factory=dict[str, int])
     can_batch: bool = True
 
     def __post_init__(self) -> None:

@@ -217,8 +217,8 @@ class ModelBucket(ModelFolder):
             model, *rest = each.path.parts or ("",)
             if rest[:1] == [SERVERS]:
                 leases[model].append(each)
-            elif MODEL_NAME.fullmatch(model) and model != self._model and _is_evictable(each.path):
-                records[model].append(each)
+            elif MODEL_NAME.fullmatch(model) and model != self._model:
+                records[model] += [each] if RECORD_NAME.fullmatch(each.path.name) or _is_use(each.path) else []
         unserved = [info for model, infos in records.items() if not _living(leases[model], now_ns) for info in infos]
         with self._lock:
             self._nbytes_around = {each.path: each.nbytes for each in objects}
@@ -322,10 +322,6 @@ class ModelBucket(ModelFolder):
 
 def _living(leases: Iterable[FileInfo], now_ns: int) -> list[FileInfo]:
     return [lease for lease in leases if now_ns - lease.mtime_ns < EXPIRED_S * 1e9]
-
-
-def _is_evictable(path: Path) -> bool:
-    return RECORD_NAME.fullmatch(path.name) is not None or _is_use(path)
 
 
 def _is_use(path: Path) -> bool:
