@@ -7,7 +7,7 @@ which no decoded text can contain, so that a marker of special tokens and letter
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from reprise.chat.call_format import CallFormat
@@ -112,7 +112,10 @@ def markup_of(text_model: TextModel, *, has_tools: bool, is_thinking_open: bool,
     tokens = _atomic_tokens(text_model, texts)
     atoms = {text: chr(_FIRST_ATOM + i) for i, text in enumerate(sorted(tokens))}
     return Markup(
-        edges={state: tuple(_with_atoms(edge, atoms) for edge in edges) for state, edges in table.items()},
+        edges={
+            state: tuple(replace(edge, marker=_to_atoms(edge.marker, atoms)) for edge in edges)
+            for state, edges in table.items()
+        },
         initial=initial,
         atoms={tokens[text]: atom for text, atom in atoms.items()},
         spellings={ord(atom): text for text, atom in atoms.items()},
@@ -231,7 +234,3 @@ def _to_atoms(marker: str, atoms: Mapping[str, str]) -> str:
     for text in sorted(atoms, key=len, reverse=True):
         marker = marker.replace(text, atoms[text])
     return marker
-
-
-def _with_atoms(edge: Edge, atoms: Mapping[str, str]) -> Edge:
-    return Edge(marker=_to_atoms(edge.marker, atoms), to=edge.to, is_kept=edge.is_kept)

@@ -50,11 +50,11 @@ class CallFailed:
     """The text behind the last whole call, which is no call. It becomes content, except what was already emitted."""
 
 
+@dataclass(frozen=True, slots=True)
 class CallCut:
     """The answer was cut short within a call. `text` is what was written of it."""
 
-    def __init__(self, text: str) -> None:
-        self.text = text
+    text: str
 
 
 Event = TextChunk | Transition | CallEvent | CallFailed | CallCut

@@ -19,8 +19,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import IO, Any
@@ -186,14 +185,9 @@ class TrialProcesses:
 
     def judge(self, trial: GrammarTrial) -> TrialVerdict:
         """See `TrialProcess`."""
-        with self._lent() as process:
-            return process.judge(trial)
-
-    @contextmanager
-    def _lent(self) -> Generator[TrialProcess]:
         process = self._free.get()
         try:
-            yield process
+            return process.judge(trial)
         finally:
             self._free.put(process)
 

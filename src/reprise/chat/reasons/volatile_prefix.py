@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from reprise.chat.images import images_in
-from reprise.chat.message_format import joined_text
+from reprise.chat.message_format import function_in, joined_text
 from reprise.chat.request import ChatRequest, Cut, Message
 from reprise.chat.templates.probe_turns import head_length
 
@@ -267,8 +267,7 @@ def _moved(cut: Cut, message: Message, pattern: re.Pattern[str]) -> Cut:
 
 
 def _tool_name(tool: Mapping[str, Any]) -> str:
-    function = tool.get("function")
-    name = cast(Mapping[str, Any], function).get("name") if isinstance(function, Mapping) else None
+    name = function_in(tool).get("name")
     return name if isinstance(name, str) else ""
 
 
