@@ -168,7 +168,7 @@ class DiskCache:
         store = self._store
         with store.changed:
             root = self._findable_root(namespace)
-            if store.is_unavailable or store.directory.has_unread or not self._watcher.has_connected:
+            if store.is_unavailable or store.has_unread or not self._watcher.has_connected:
                 return None
             return store.index.newest_texts(root, most=most, most_leaves=_MOST_PATHS)
 

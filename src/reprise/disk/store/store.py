@@ -69,6 +69,8 @@ class RecordStore:
         self.clock = clock
         self.is_shared = False
         """Whether another server used the folder at the last scan."""
+        self.has_unread = False
+        """Whether the last scan left unknown files for the next one: true until those are in the index."""
         self.link = LinkSpeed()
         self.trouble: str | None = None
         """Why nothing is read for now, in a sentence; None: it is."""
@@ -195,6 +197,7 @@ class RecordStore:
             unfinished_nbytes = self.directory.sweep()
         with self.changed:
             self._unfinished_nbytes = unfinished_nbytes
+            self.has_unread = self.directory.has_unread
             # What has gone has changed times of use, which the writer writes.
             self.changed.notify_all()
 
