@@ -184,6 +184,20 @@ def test_a_model_that_can_never_fit_is_refused_with_the_numbers() -> None:
         assert first.run(words(1, 20), num=2).tokens
 
 
+def test_the_disk_of_weights_that_do_not_fit_is_let_go(tmp_path: Path) -> None:
+    small, *_, large = sorted(KINDS, key=weights)
+    limits = ModelLimits(most_nbytes=weights(large) - 1)
+    with serving(small, large, limits=limits, **on_disk(tmp_path)) as (_, second):
+        # How large it is, is known once it was read.
+        second.loop.nbytes = 0
+        with pytest.raises(LoadFailed, match="does not fit"):
+            second.ready()
+        until_s = time.monotonic() + PATIENCE_S
+        while len(list(tmp_path.glob("*/servers/*"))) > 1 and time.monotonic() < until_s:
+            time.sleep(0.01)
+        assert len(list(tmp_path.glob("*/servers/*"))) == 1, "that of the first"
+
+
 @pytest.mark.matrix
 def test_a_queue_is_served_for_a_while_and_the_other_model_s_turn_comes() -> None:
     """Room for one: requests for both come all the time, and all of them are answered, in few swaps."""

@@ -193,17 +193,10 @@ class ModelEngine:
         """Clear the cache, and resolve the future when no copy is left on disk either."""
         if not done.set_running_or_notify_cancel():
             return  # The caller has cancelled it.
-
-        def follow(asked: Future[Future[None] | None]) -> None:
-            removed = None if asked.exception() is not None else asked.result()
-            if removed is None:
-                _pass_on(asked, done)
-            else:
-                removed.add_done_callback(lambda removed: _pass_on(removed, done))
-
         asked: Future[Future[None] | None] = Future()
-        asked.add_done_callback(follow)
         self.answer(lambda worker: worker.clear_cache(namespace, owner=owner), asked)
+        removed = None if asked.exception() is not None else asked.result()
+        (removed or asked).add_done_callback(lambda ended: _pass_on(ended, done))
 
     def fail_job(self, job: Job, sink: Callable[[Event], None], error: RepriseError) -> None:
         """End a job that its worker does not end, on any thread: the engine's may have died, or hang."""
