@@ -6,7 +6,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from pydantic import ValidationError
@@ -17,6 +17,7 @@ from reprise.api.openai.chat_reply import message_of
 from reprise.api.openai.chat_request import service_request_of
 from reprise.api.service.exchange import AnswerDelta, AnswerEnd, EndReason, Record, ServiceRequest
 from reprise.api.service.records import record_body, record_lines
+from reprise.api.service.served import Asked
 from reprise.api.service.service import new_request_id
 from reprise.chat.answer import Answer, ContentDelta, Delta, ReasoningDelta, ToolCall, ToolCallDelta
 from reprise.core.errors import BadRequest, ChatBusy
@@ -297,9 +298,8 @@ def _request_of(fields: Mapping[str, Any], replies: Replies) -> ServiceRequest:
         found = [{**one, "loc": ("body", *one["loc"])} for one in error.errors()]
         raise invalid_body(fields, found) from error
     service = replies.service
-    return service_request_of(
-        body, request_id=new_request_id("chat"), namespace="", served=service.served, limits=service.limits
-    )
+    request = service_request_of(body, Asked(served=service.served, limits=service.limits))
+    return replace(request, id=new_request_id("chat"))
 
 
 def _answer_of(ended: AnswerEnd, reply: ReplyStream) -> ChatAnswer:

@@ -94,7 +94,6 @@ class OutputConfig(Body):
 class CountBody(AnswerControls):
     """What makes up a prompt."""
 
-    model: str | None = None
     messages: list[AnthropicMessage]
     system: str | list[Block] | None = None
     tools: list[AnthropicTool] | None = None

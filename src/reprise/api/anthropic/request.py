@@ -6,16 +6,14 @@ from typing import Any
 
 from reprise.api.anthropic.body import IGNORED, REFUSED, AnthropicTool, CountBody, MessagesBody
 from reprise.api.anthropic.transcript import Transcript, TranscriptWriter, speaker_of
-from reprise.api.http.body import answer_bound, unknown_fields
-from reprise.api.http.limits import Limits
+from reprise.api.http.body import answer_bound
 from reprise.api.service.exchange import ServiceRequest
-from reprise.api.service.served import Served
-from reprise.api.service.unread import NO_QUESTION, UnreadParts, newest_question_at, question_of
-from reprise.api.wire.controls import grammar_of, refuse_foreign, stop_tokens_of, thinking_options
+from reprise.api.service.served import Asked
+from reprise.api.service.unread import UnreadParts
+from reprise.api.wire.controls import checked_notes, grammar_of, stop_tokens_of, thinking_options
 from reprise.chat.grammars.grammar import Grammar, json_schema
 from reprise.chat.request import ChatRequest
 from reprise.core.errors import BadRequest
-from reprise.core.job import Origin, Sampling
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -28,11 +26,9 @@ class AnthropicPrompt:
     notes: tuple[str, ...]
 
 
-def prompt_of(body: CountBody, *, served: Served, limits: Limits, namespace: str = "") -> AnthropicPrompt:
+def prompt_of(body: CountBody, asked: Asked) -> AnthropicPrompt:
     """The prompt of a body. Raises BadRequest naming the field, or UnknownModel."""
-    served.check_name(body.model)
-    notes = unknown_fields(body, ignored=IGNORED, refused=REFUSED)
-    refuse_foreign(body)
+    notes = checked_notes(body, asked, ignored=IGNORED, refused=REFUSED)
     if body.thread is not None:
         # The SDK's tool runner reads these details, and continues with the whole history.
         raise BadRequest(
@@ -42,20 +38,11 @@ def prompt_of(body: CountBody, *, served: Served, limits: Limits, namespace: str
         )
     if not body.messages:
         raise BadRequest("Send at least one message.", param="messages")
-    if len(body.messages) > limits.max_messages:
-        raise BadRequest(
-            f"Too many messages: at most {limits.max_messages} are accepted. Send fewer.", param="messages"
-        )
     given = body.tools or []
-    if len(given) > limits.max_tools:
-        raise BadRequest(f"Too many tools: at most {limits.max_tools} are accepted. Send fewer.", param="tools")
+    asked.check_num(messages=len(body.messages), tools=len(given))
     hosted = [tool for tool in given if tool.type not in (None, "custom")]
     own = [tool for tool in given if tool.type in (None, "custom")]
-    question_at = newest_question_at([speaker_of(message) for message in body.messages])
-    question = NO_QUESTION if question_at is None else question_of(body.messages[question_at].content)
-    unread = UnreadParts(
-        question_at, question, refused=served.refused_questions, namespace=namespace, images=served.image_parts
-    )
+    unread = asked.unread([(speaker_of(message), message.content) for message in body.messages], is_asked=True)
     transcript = _transcript(body, own, unread)
     tools = tuple(_tool(tool, f"tools[{at}]") for at, tool in enumerate(given) if tool.type in (None, "custom"))
     last = transcript.messages[-1]
@@ -79,19 +66,18 @@ def prompt_of(body: CountBody, *, served: Served, limits: Limits, namespace: str
     )
 
 
-def service_request_of(
-    body: MessagesBody, *, request_id: str, namespace: str, served: Served, limits: Limits
-) -> ServiceRequest:
+def service_request_of(body: MessagesBody, asked: Asked) -> ServiceRequest:
     """The request that a body asks for. Raises BadRequest naming the field, or UnknownModel."""
-    common = prompt_of(body, namespace=namespace, served=served, limits=limits)
+    common = prompt_of(body, asked)
     last = common.chat.messages[-1]
     if "tool_calls" in last:
         raise BadRequest("The chat ends with a tool use. Send its tool result.", param="messages")
     grammar = grammar_of(body, (_grammar(body),))
     choice = body.tool_choice
-    sampling, origins = _sampling(body, served)
+    given = {"temperature": body.temperature, "top_p": body.top_p, "top_k": asked.top_k(body.top_k)}
+    sampling, origins = asked.served.sampling.sampling(given)
     return ServiceRequest(
-        id=request_id,
+        id=body.request_id,
         api="messages",
         prompt=common.chat,
         sampling=sampling,
@@ -100,14 +86,14 @@ def service_request_of(
         generates=body.max_tokens != 0,
         min_tokens=body.min_tokens or 0,
         ignores_eos=body.ignore_eos is True,
-        stop_tokens=stop_tokens_of(body, served),
-        stops=_stops(body, limits),
+        stop_tokens=stop_tokens_of(body, asked),
+        stops=asked.stops(body.stop_sequences, param="stop_sequences"),
         thinking_budget=None if body.thinking is None else body.thinking.budget_tokens,
         tool_choice=common.tool_choice,
         streams_calls=body.stream is True,
         allows_parallel_calls=choice is None or choice.disable_parallel_tool_use is not True,
         grammar=grammar,
-        namespace=namespace,
+        namespace=asked.namespace,
         pin_for_s=common.pin_for_s,
         notes=common.notes,
     )
@@ -162,25 +148,3 @@ def _grammar(body: MessagesBody) -> Grammar | None:
     if body.output_format is not None:
         return json_schema(body.output_format.schema_, param="output_format")
     return None
-
-
-def _sampling(body: MessagesBody, served: Served) -> tuple[Sampling, dict[str, Origin]]:
-    vocab_size = served.text.vocab_size
-    top_k = None if body.top_k is None else max(0, body.top_k)
-    if top_k is not None and top_k > vocab_size:
-        raise BadRequest(f"`top_k` is {top_k}, but the vocabulary has only {vocab_size} tokens.", param="top_k")
-    return served.sampling.sampling({"temperature": body.temperature, "top_p": body.top_p, "top_k": top_k})
-
-
-def _stops(body: MessagesBody, limits: Limits) -> tuple[str, ...]:
-    stops = tuple(body.stop_sequences or ())
-    if len(stops) > limits.max_stops:
-        raise BadRequest(
-            f"`stop_sequences` has {len(stops)} strings; at most {limits.max_stops} are accepted.",
-            param="stop_sequences",
-        )
-    if "" in stops:
-        raise BadRequest(
-            "`stop_sequences` contains an empty string, which would end every answer at once.", param="stop_sequences"
-        )
-    return stops

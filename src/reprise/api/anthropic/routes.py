@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from typing import Any
 
-from fastapi import Request
 from pydantic import BaseModel
 from starlette.responses import Response
 
@@ -11,12 +10,11 @@ from reprise.api.anthropic.body import CountBody, MessagesBody
 from reprise.api.anthropic.reply import PING, ContentBlocks, Event, message, message_delta, usage_body
 from reprise.api.anthropic.request import prompt_of, service_request_of
 from reprise.api.http.errors import Problem
-from reprise.api.http.sse import event_lines, while_connected
-from reprise.api.service.caller import with_body
+from reprise.api.http.sse import event_lines
 from reprise.api.service.exchange import AnswerDelta, AnswerEnd, Began, StillWaiting
 from reprise.api.service.reply import Reply
 from reprise.api.wire.body_reading import api_router
-from reprise.api.wire.context import BackgroundHeader, Context, FromCaller, InContext, Namespace
+from reprise.api.wire.context import OfModel, RouteCall, ToAnswer
 from reprise.api.wire.wire import Wire, respond, start_reply
 
 _TYPES = {
@@ -57,46 +55,27 @@ router = api_router("Anthropic", errors=AnthropicErrorBody)
 
 
 @router.post(PREFIX, response_model=None)
-async def create_message(
-    body: MessagesBody,
-    request: Request,
-    context: InContext,
-    namespace: Namespace,
-    caller: FromCaller,
-    *,
-    is_background: BackgroundHeader = False,
-) -> Response:
+async def create_message(body: MessagesBody, call: ToAnswer) -> Response:
     """Answer a chat."""
 
     async def start() -> MessagesWire:
-        service = context.service
-        reply = await start_reply(
-            context,
-            lambda: service_request_of(
-                body, request_id=body.request_id, namespace=namespace, served=service.served, limits=service.limits
-            ),
-            with_body(caller, (body.model_extra or {}).get("metadata")),
+        metadata = (body.model_extra or {}).get("metadata")
+        return MessagesWire(
+            call, await start_reply(call, lambda: service_request_of(body, call.asked), metadata=metadata)
         )
-        return MessagesWire(context, reply)
 
-    is_streamed = body.stream is True
-    return await respond(
-        request, context, start, namespace=namespace, is_streamed=is_streamed, is_background=is_background
-    )
+    return await respond(call, start, is_streamed=body.stream is True)
 
 
 @router.post(f"{PREFIX}/count_tokens")
-async def count_tokens(body: CountBody, request: Request, context: InContext, namespace: Namespace) -> dict[str, Any]:
+async def count_tokens(body: CountBody, call: OfModel) -> dict[str, Any]:
     """How many tokens the prompt of such a request has."""
-    service = context.service
 
     async def count() -> int:
-        service_request = await service.off_loop(
-            lambda: prompt_of(body, served=service.served, limits=service.limits, namespace=namespace)
-        )
-        return len((await service.render(service_request.chat, namespace=namespace, is_final=False)).prompt)
+        chat = (await call.service.off_loop(lambda: prompt_of(body, call.asked))).chat
+        return len((await call.service.render(chat, namespace=call.namespace, is_final=False)).prompt)
 
-    return {"input_tokens": await while_connected(request.receive, count())}
+    return {"input_tokens": await call.while_connected(count())}
 
 
 class MessagesWire(Wire[Reply]):
@@ -104,10 +83,10 @@ class MessagesWire(Wire[Reply]):
 
     error_format = staticmethod(anthropic_shape)
 
-    def __init__(self, context: Context, reply: Reply) -> None:
+    def __init__(self, call: RouteCall, reply: Reply) -> None:
         request_id = reply.request.id
-        super().__init__(context, reply, request_id=request_id, headers={"request-id": request_id})
-        self._has_prefix_cache = context.settings.has_prefix_cache
+        super().__init__(call, reply, request_id=request_id, headers={"request-id": request_id})
+        self._has_prefix_cache = call.context.settings.has_prefix_cache
         self._blocks = ContentBlocks()
         self._has_begun = False
 

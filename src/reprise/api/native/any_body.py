@@ -22,7 +22,7 @@ from reprise.api.responses.items import Item
 from reprise.api.responses.request import service_request_of as response_request_of
 from reprise.api.service.exchange import RawPrompt
 from reprise.api.service.image_parts import image_limits
-from reprise.api.service.served import Served
+from reprise.api.service.served import Asked, Served
 from reprise.chat.grammars.grammar import Grammars
 from reprise.chat.rendering.render import Renderer
 from reprise.chat.request import ChatRequest
@@ -34,9 +34,7 @@ _ANTHROPIC_BLOCKS = frozenset({"tool_use", "tool_result", "thinking", "redacted_
 _OLLAMA_FIELDS = frozenset({"options", "keep_alive"})
 
 
-def prompt_in(
-    body: Mapping[str, Any], *, served: Served, limits: Limits, namespace: str = "", earlier: Sequence[Item] = ()
-) -> ChatRequest | RawPrompt:
+def prompt_in(body: Mapping[str, Any], asked: Asked, *, earlier: Sequence[Item] = ()) -> ChatRequest | RawPrompt:
     """The prompt that a body asks to be answered, of all prompts of a completions body the first.
 
     `earlier`: the items of the response that a body of `/v1/responses` continues. Raises BadRequest, and pydantic's
@@ -47,20 +45,15 @@ def prompt_in(
         return model.model_validate(body)
 
     if "input" in body:
-        request = response_request_of(
-            known(ResponsesBody), tuple(earlier), request_id="", namespace=namespace, served=served, limits=limits
-        )
+        request = response_request_of(known(ResponsesBody), earlier, asked)
     elif _is_anthropic(body):
-        return prompt_of(known(CountBody), served=served, limits=limits, namespace=namespace).chat
+        return prompt_of(known(CountBody), asked).chat
     elif _OLLAMA_FIELDS.intersection(body):
-        ollama = known(OllamaChatBody if "messages" in body else GenerateBody)
-        request = ollama_request_of(ollama, request_id="", namespace=namespace, served=served, limits=limits)
+        request = ollama_request_of(known(OllamaChatBody if "messages" in body else GenerateBody), asked)
     elif "messages" in body:
-        request = chat_request_of(known(ChatBody), request_id="", namespace=namespace, served=served, limits=limits)
+        request = chat_request_of(known(ChatBody), asked)
     elif "prompt" in body:
-        request = completion_requests_of(
-            known(CompletionsBody), request_id="", namespace=namespace, served=served, limits=limits
-        )[0]
+        request = completion_requests_of(known(CompletionsBody), asked)[0]
     else:
         raise BadRequest("Send the body of a chat request: `messages`, `input` or `prompt`.", param="messages")
     return request.prompt
@@ -103,7 +96,7 @@ def chat_in(file: Path, text_model: TextModel) -> ChatRequest:
         image_limits=None if text_model.images is None else image_limits(Settings(model="")),
     )
     try:
-        prompt = prompt_in(cast(Mapping[str, Any], body), served=served, limits=Limits())
+        prompt = prompt_in(cast(Mapping[str, Any], body), Asked(served=served, limits=Limits()))
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])

@@ -2,41 +2,36 @@
 
 from typing import Any
 
-from fastapi import Request
+from pydantic import Field
 
 import reprise
-from reprise.api.http.body import Body, Needs
-from reprise.api.http.sse import while_connected
-from reprise.api.openai.chat_body import ChatMessage, ToolSpec
-from reprise.api.openai.chat_request import chat_of
+from reprise.api.http.body import Needs
+from reprise.api.openai.chat_body import ChatFields, ChatMessage
+from reprise.api.openai.chat_request import rendered_chat
 from reprise.api.service.served import Served
-from reprise.api.service.service import ChatService
 from reprise.api.wire.body_reading import api_router
-from reprise.api.wire.context import InContext, Namespace
+from reprise.api.wire.context import OfModel, RouteCall
 
 router = api_router("llama.cpp")
 
 
-class ApplyTemplateBody(Body):
+class ApplyTemplateBody(ChatFields):
     """A chat to be written as the model would read it."""
 
     needs = Needs.TOKENIZER
-    model: str | None = None
-    messages: list[ChatMessage]
-    tools: list[ToolSpec] | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
+    messages: list[ChatMessage] = Field(default=...)  # pyright: ignore[reportIncompatibleVariableOverride]
     continue_final_message: bool | None = None
 
 
 @router.get("/props")
-async def props(context: InContext) -> dict[str, Any]:
+async def props(call: OfModel) -> dict[str, Any]:
     """The model, its context and template, and the sampling of requests that do not choose theirs."""
-    served = context.service.served
+    served = call.service.served
     text = served.text
     has_tools = text.tool_start is not None or text.parse_tool_call is not None
     return {
         "default_generation_settings": {"n_ctx": served.context or 0, "params": _sampling(served)},
-        "total_slots": context.settings.max_batch,
+        "total_slots": call.context.settings.max_batch,
         "model_path": served.id,
         "model_alias": served.id,
         "chat_template": text.template_source,
@@ -49,40 +44,31 @@ async def props(context: InContext) -> dict[str, Any]:
 
 
 @router.get("/slots")
-async def slots(context: InContext) -> list[dict[str, Any]]:
+async def slots(call: OfModel) -> list[dict[str, Any]]:
     """A slot for each sequence that may be decoded together, and which of them are in use.
 
     A chat does not own a slot: whichever it gets, what it shares with earlier requests is reused.
     """
-    status = context.service.status_of_model()
+    status = call.service.status_of_model()
     num_busy = status.num_prefilling + status.num_decoding
-    served = context.service.served
+    served = call.service.served
     return [
         {"id": number, "n_ctx": served.context or 0, "speculative": False, "is_processing": number < num_busy}
-        for number in range(context.settings.max_batch)
+        for number in range(call.context.settings.max_batch)
     ]
 
 
 @router.post("/apply-template")
-async def apply_template(
-    body: ApplyTemplateBody, request: Request, context: InContext, namespace: Namespace
-) -> dict[str, Any]:
+async def apply_template(body: ApplyTemplateBody, call: OfModel) -> dict[str, Any]:
     """The text of a chat, with the beginning of the answer; nothing is computed."""
-    context.service.served.check_name(body.model)
-    return {"prompt": await while_connected(request.receive, _text(body, context.service, namespace))}
+    call.service.served.check_name(body.model)
+    return {"prompt": await call.while_connected(_text(body, call))}
 
 
-async def _text(body: ApplyTemplateBody, service: ChatService, namespace: str) -> str:
-    chat = await service.off_loop(
-        lambda: chat_of(
-            body.messages,
-            tools=body.tools or [],
-            template_options=body.chat_template_kwargs or {},
-            continue_final=body.continue_final_message is True,
-            images=service.served.image_parts,
-        )
-    )
-    return await service.text(chat, namespace=namespace)
+async def _text(body: ApplyTemplateBody, call: RouteCall) -> str:
+    continues = body.continue_final_message is True
+    chat = await call.service.off_loop(lambda: rendered_chat(body, call.asked, continue_final=continues))
+    return await call.service.text(chat, namespace=call.namespace)
 
 
 def _sampling(served: Served) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from reprise.api.service.service import new_request_id
 from reprise.api.watch.event_hub import decode_groups
 from reprise.api.watch.ledger import Ledger, Savings, breaker_bodies, change_bodies
 from reprise.api.wire.body_reading import api_router
-from reprise.api.wire.context import InContext, ModelName, Namespace, OfServer
+from reprise.api.wire.context import ModelName, OfModel, OfServer
 from reprise.core.backend import DraftSource
 from reprise.core.inspection import InspectedMemory, OnDisk, TreePart
 from reprise.core.metrics import health_fields
@@ -31,16 +31,15 @@ _MOST_REPLAYED = 500
 
 
 @router.get("/v1/events", response_model=None)
-async def events(
-    context: OfServer, namespace: Namespace, last_event_id: Annotated[str | None, Header(max_length=64)] = None
-) -> Response:
+async def events(call: OfServer, last_event_id: Annotated[str | None, Header(max_length=64)] = None) -> Response:
     """What happens, as server-sent events: requests, the tree, counters. See docs/events.md.
 
     Continues after the event that `Last-Event-ID` names, if the server still has it; otherwise starts with a snapshot.
     """
-    telling = context.events.tell(namespace, last_event_id)
+    hub = call.context.events
+    telling = hub.tell(call.namespace, last_event_id)
     return EventStream(
-        StreamSource(reply=context.events, texts=telling, request_id=new_request_id("events"), on_error=_last_event)
+        StreamSource(reply=hub, texts=telling, request_id=new_request_id("events"), on_error=_last_event)
     )
 
 
@@ -49,7 +48,7 @@ def _last_event(problem: Problem) -> str:
 
 
 @router.get("/v1/cache/overview")
-async def overview(context: OfServer, namespace: Namespace, model: ModelName = None) -> dict[str, Any]:
+async def overview(call: OfServer, model: ModelName = None) -> dict[str, Any]:
     """What reuse saved, what the memory is used for, and what broken prefixes cost, of the caller's requests.
 
     Times in seconds, memory in bytes. `lost` are tokens that were computed again though the cache once knew them. All
@@ -57,6 +56,7 @@ async def overview(context: OfServer, namespace: Namespace, model: ModelName = N
     model (`?model=`), `other` is all that the process holds besides, and what its files grew by today is null.
     `drafts` is null where answers are not drafted; accepted draft tokens took no separate pass.
     """
+    context, namespace = call.context, call.namespace
     name = context.model_id(model)
     service = context.service if name is None else context.services(name)[0]
     part = TreePart(namespace=service.cache_namespace(namespace))
@@ -182,15 +182,13 @@ def memory_body(memory: InspectedMemory) -> dict[str, Any]:
 
 
 @router.get("/v1/cache/evictions")
-async def next_evictions(
-    context: InContext, namespace: Namespace, nbytes: Annotated[int, Query(alias="bytes", ge=1)] = _GIB
-) -> dict[str, Any]:
+async def next_evictions(call: OfModel, nbytes: Annotated[int, Query(alias="bytes", ge=1)] = _GIB) -> dict[str, Any]:
     """What would be evicted to make room for this many more bytes, in order; at most 64 items. Evicts nothing.
 
     `bytes_of_others` is what is not the caller's among them. Of several models, one: `model`, or the first.
     """
-    service = context.service
-    own = service.cache_namespace(namespace)
+    service = call.service
+    own = service.cache_namespace(call.namespace)
     found = await asyncio.wrap_future(service.backend.next_evictions(nbytes, most=_MOST_EVICTIONS))
     return {
         "object": "list",
@@ -214,17 +212,17 @@ async def next_evictions(
 
 
 @router.get("/v1/cache/budgets")
-async def budgets(context: InContext, namespace: Namespace) -> dict[str, Any]:
+async def budgets(call: OfModel) -> dict[str, Any]:
     """What half, twice and four times the memory would have reused of the caller's latest requests, replayed.
 
     Counted in blocks of tokens, so a little less than what was reused; `saved_s` is the difference to the present
     budget at the prefill speed of these requests. Of several models, one: `model`, or the first. Refused with 429
     while another replay or search is running.
     """
-    service = context.service
+    service = call.service
     with service.threads.alone(Stage.SURVEY):
         found = await asyncio.wrap_future(service.backend.inspect(max_nodes=0))
-        page, _ = service.records.page(namespace=namespace, limit=_MOST_REPLAYED, model=service.served.id)
+        page, _ = service.records.page(namespace=call.namespace, limit=_MOST_REPLAYED, model=service.served.id)
         chats = [(r.blocks, sum(o.num_generated for o in r.outcomes)) for r in reversed(page) if r.blocks is not None]
         replayed = await service.threads.run(Stage.SURVEY, lambda: replay(chats, found.memory))
     outcomes = [outcome for record in page for outcome in record.outcomes]

@@ -5,15 +5,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated, Any
 
-from fastapi import Request
 from pydantic import Field
 
 from reprise.api.http.body import Needs
-from reprise.api.http.sse import while_connected
 from reprise.api.native.prefill import PrefillBody, prefix_of
 from reprise.api.service.service import ChatService, new_request_id
 from reprise.api.wire.body_reading import api_router
-from reprise.api.wire.context import InContext, ModelName, Namespace, OfServer
+from reprise.api.wire.context import ModelName, OfModel, OfServer, RouteCall
 from reprise.core.errors import BadRequest, NotFound, OutOfMemory
 from reprise.core.pin import Pin, PinList, pin_id
 from reprise.core.prompt import Boundary, BoundaryKind, Prompt
@@ -33,15 +31,15 @@ class UnpinBody(PrefillBody):
     id: Annotated[str, Field(max_length=200)] | None = None
 
 
-async def pinned_prefix(body: PrefillBody, service: ChatService, *, namespace: str) -> Prompt:
+async def pinned_prefix(body: PrefillBody, call: RouteCall) -> Prompt:
     """The prefix that a body pins, with an explicit boundary at its end. Raises BadRequest, QueueFull, ShuttingDown.
 
     Of a system prompt with tools: where they end. Of another chat: what its next turn has in common with it. Of a plain
     prompt: all of it.
     """
-    service.served.check_name(body.model)
-    prefix, until = await service.off_loop(lambda: prefix_of(body, service))
-    prompt = await service.prefix(prefix, namespace=namespace, until=until)
+    call.service.served.check_name(body.model)
+    prefix, until = await call.service.off_loop(lambda: prefix_of(body, call.asked))
+    prompt = await call.service.prefix(prefix, namespace=call.namespace, until=until)
     ends = [b.position for b in prompt.boundaries if b.kind is BoundaryKind.STABLE and b.position > 0]
     end = max(ends, default=len(prompt)) if until is None else len(prompt)
     return prompt.up_to(end, {*prompt.boundaries, Boundary(end, BoundaryKind.EXPLICIT)})
@@ -51,19 +49,19 @@ router = api_router("Server")
 
 
 @router.post("/v1/cache/pin")
-async def pin(body: PinBody, request: Request, context: InContext, namespace: Namespace) -> dict[str, Any]:
+async def pin(body: PinBody, call: OfModel) -> dict[str, Any]:
     """Keep a prefix in the cache, and compute it first if it is not there.
 
     It stays until its `ttl` is over, counted from when it is there, it is unpinned, or the cache is cleared; a running
     request that has no room otherwise takes precedence. All pins together keep half of the memory budget at most.
     """
-    service = context.service
-    if not context.settings.has_prefix_cache:
+    service, namespace = call.service, call.namespace
+    if not call.context.settings.has_prefix_cache:
         raise BadRequest("This server was started with --no-prefix-cache: there is nothing to pin.")
-    prefix = await pinned_prefix(body, service, namespace=namespace)
+    prefix = await pinned_prefix(body, call)
     seconds = float("inf") if body.ttl is None else body.ttl
     work = service.prefill(prefix, request_id=new_request_id("pin"), namespace=namespace, pin_for_s=seconds)
-    outcome = await while_connected(request.receive, work)
+    outcome = await call.while_connected(work)
     if outcome.pin is None:
         raise OutOfMemory(
             f"There is no room to pin {len(prefix)} tokens: pins can use at most half of --cache-bytes, and running "
@@ -78,26 +76,27 @@ async def pin(body: PinBody, request: Request, context: InContext, namespace: Na
 
 
 @router.get("/v1/cache/pin")
-async def list_pins(context: OfServer, namespace: Namespace, model: ModelName = None) -> dict[str, Any]:
+async def list_pins(call: OfServer, model: ModelName = None) -> dict[str, Any]:
     """What is pinned, oldest first, whatever pinned it, model by model. `bytes` counts what pins share once."""
-    listed = [(service.served.id, await _pins(service, namespace)) for service in context.services(model)]
+    services = call.context.services(model)
+    listed = [(service.served.id, await _pins(service, call.namespace)) for service in services]
     found = [_pin_body(each) | {"model": name} for name, pins in listed for each in pins.pins]
     return {"object": "list", "data": found, "bytes": sum(pins.nbytes for _, pins in listed)}
 
 
 @router.delete("/v1/cache/pin")
-async def unpin_body(body: UnpinBody, context: InContext, namespace: Namespace) -> dict[str, Any]:
+async def unpin_body(body: UnpinBody, call: OfModel) -> dict[str, Any]:
     """Let a prefix go. It stays in the cache for as long as it is worth its memory."""
     if body.id is not None:
-        return await _unpin(context.services(body.model), body.id, namespace)
-    prefix = await pinned_prefix(body, context.service, namespace=namespace)
-    return await _unpin([context.service], pin_id(prefix.tokens), namespace)
+        return await _unpin(call.context.services(body.model), body.id, call.namespace)
+    prefix = await pinned_prefix(body, call)
+    return await _unpin([call.service], pin_id(prefix.tokens), call.namespace)
 
 
 @router.delete("/v1/cache/pin/{name}")
-async def unpin(name: str, context: OfServer, namespace: Namespace, model: ModelName = None) -> dict[str, Any]:
+async def unpin(name: str, call: OfServer, model: ModelName = None) -> dict[str, Any]:
     """Let a prefix go, by the `id` of its pin: in every model that has one of this id, or in the one that is named."""
-    return await _unpin(context.services(model), name, namespace)
+    return await _unpin(call.context.services(model), name, call.namespace)
 
 
 async def _pins(service: ChatService, namespace: str) -> PinList:

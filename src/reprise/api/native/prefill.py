@@ -12,31 +12,25 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-from fastapi import Request
 from pydantic import ValidationError
 
-from reprise.api.http.body import Body
-from reprise.api.http.sse import while_connected
-from reprise.api.openai.chat_body import ChatMessage, ToolSpec
-from reprise.api.openai.chat_request import chat_of
+from reprise.api.openai.chat_body import ChatFields, ChatMessage
+from reprise.api.openai.chat_request import PLACEHOLDER, rendered_chat
 from reprise.api.openai.completions_body import prompts_of
 from reprise.api.service.exchange import RawPrompt
+from reprise.api.service.served import Asked
 from reprise.api.service.service import ChatService, new_request_id
 from reprise.api.wire.body_reading import api_router
-from reprise.api.wire.context import InContext, Namespace
+from reprise.api.wire.context import OfModel
 from reprise.chat.request import ChatRequest
 from reprise.core.errors import BadRequest, LoadFailed, RepriseError
 from reprise.core.outcome import Outcome
 from reprise.core.prompt import BoundaryKind
 
 
-class PrefillBody(Body):
+class PrefillBody(ChatFields):
     """A chat (a system prompt and tools alone will do), or a plain prompt."""
 
-    model: str | None = None
-    messages: list[ChatMessage] | None = None
-    tools: list[ToolSpec] | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
     prompt: str | list[int] | None = None
     partial: bool | None = None
     """The last user message is still being typed: computed is what cannot change any more."""
@@ -71,33 +65,25 @@ def _objects(text: str) -> list[dict[str, Any]]:
     return found
 
 
-def prefix_of(body: PrefillBody, service: ChatService) -> tuple[ChatRequest | RawPrompt, BoundaryKind | None]:
+def prefix_of(body: PrefillBody, asked: Asked) -> tuple[ChatRequest | RawPrompt, BoundaryKind | None]:
     """What a body asks to compute, and the boundary where to stop (None: at its end). Raises BadRequest."""
     if (body.prompt is None) == (body.messages is None):
         raise BadRequest("Send either `messages` or `prompt`.", param="messages")
     if body.prompt is not None:
-        return RawPrompt(tokens=prompts_of(body.prompt, service.served)[0]), None
+        return RawPrompt(tokens=prompts_of(body.prompt, asked.served)[0]), None
     messages = body.messages or []
-    until = None
-    if messages and all(message.role in ("system", "developer") for message in messages):
-        # Templates want a user: one is put there, and only what stands before it is computed.
-        messages = [*messages, ChatMessage(role="user", content="Hello")]
-        until = BoundaryKind.SYSTEM
-    chat = chat_of(
-        messages,
-        tools=body.tools or [],
-        template_options=body.chat_template_kwargs or {},
-        continue_final=False,
-        images=service.served.image_parts,
-    )
-    return chat, until
+    if not messages or any(message.role not in ("system", "developer") for message in messages):
+        return rendered_chat(body, asked), None
+    body = body.model_copy(update={"messages": [*messages, PLACEHOLDER]})
+    return rendered_chat(body, asked), BoundaryKind.SYSTEM
 
 
 async def warm_up(service: ChatService, bodies: Sequence[PrefillBody]) -> None:
     """Compute the prompts one after the other. One that fails is logged, and the next is tried."""
+    asked = Asked(served=service.served, limits=service.limits)
     for number, body in enumerate(bodies, start=1):
         try:
-            prompt, until = await service.off_loop(partial(prefix_of, body, service))
+            prompt, until = await service.off_loop(partial(prefix_of, body, asked))
             prefix = await service.prefix(prompt, until=until)
             outcome = await service.prefill(prefix, request_id=new_request_id("warm"))
         except RepriseError as error:
@@ -110,21 +96,21 @@ router = api_router("Tokens")
 
 
 @router.post("/v1/prefill")
-async def prefill(body: PrefillBody, request: Request, context: InContext, namespace: Namespace) -> dict[str, Any]:
+async def prefill(body: PrefillBody, call: OfModel) -> dict[str, Any]:
     """Compute the prompt into the prefix cache; nothing is sampled. The counts are tokens."""
-    service = context.service
+    service, namespace = call.service, call.namespace
     service.served.check_name(body.model)
     request_id = new_request_id("prefill")
 
     async def compute() -> Outcome:
-        prompt, until = await service.off_loop(lambda: prefix_of(body, service))
+        prompt, until = await service.off_loop(lambda: prefix_of(body, call.asked))
         if body.partial is True and isinstance(prompt, ChatRequest):
             prefix = await service.typed_prefix(prompt, namespace=namespace)
         else:
             prefix = await service.prefix(prompt, namespace=namespace, until=until)
         return await service.prefill(prefix, request_id=request_id, namespace=namespace)
 
-    outcome = await while_connected(request.receive, compute())
+    outcome = await call.while_connected(compute())
     return {
         "id": request_id,
         "object": "prefill",

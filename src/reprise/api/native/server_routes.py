@@ -5,16 +5,15 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Annotated, Any
 
-from fastapi import Header, Query, Request
+from fastapi import Header, Query
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import Response
 
 from reprise.api.http.encoding import JsonResponse
-from reprise.api.http.sse import while_connected
 from reprise.api.service.models import model_body
 from reprise.api.service.records import record_body
 from reprise.api.wire.body_reading import api_router
-from reprise.api.wire.context import Context, EventNumber, ModelName, Namespace, OfServer
+from reprise.api.wire.context import Context, EventNumber, ModelName, OfServer
 from reprise.core.backend import Status
 from reprise.core.metrics import health_fields
 from reprise.quiet import why_quiet
@@ -49,16 +48,16 @@ def health_of(status: Status, *, stall_after_s: float) -> Health:
 
 
 @router.get("/health/live", responses={503: {"description": "The engine hangs: restart the server."}})
-async def live(context: OfServer) -> JsonResponse:
+async def live(call: OfServer) -> JsonResponse:
     """Whether the engine makes progress. 503: it does not, and a restart is all that helps."""
-    health = _health(context)
+    health = _health(call.context)
     return JsonResponse({"status": health}, status_code=503 if health in _ILL else 200)
 
 
 @router.get("/health/ready", responses={503: {"description": "The server does not accept requests."}})
-async def ready(context: OfServer) -> JsonResponse:
+async def ready(call: OfServer) -> JsonResponse:
     """Whether to send requests here. 503: the server is shutting down, or its engine hangs."""
-    health = _health(context)
+    health = _health(call.context)
     return JsonResponse({"status": health}, status_code=200 if health is Health.OK else 503)
 
 
@@ -67,7 +66,7 @@ def _health(context: Context) -> Health:
 
 
 @router.get("/health", response_model=None, responses={503: {"description": "The engine hangs."}})
-async def health(context: OfServer, model: ModelName = None) -> JsonResponse:
+async def health(call: OfServer, model: ModelName = None) -> JsonResponse:
     """Whether the engine makes progress, and the server's metrics (docs/metrics.md). 503: it does not.
 
     `bytes_held` is what the cache holds: `bytes_kv` and `bytes_snapshots`; of that `bytes_pinned` stays for `pins`.
@@ -77,6 +76,7 @@ async def health(context: OfServer, model: ModelName = None) -> JsonResponse:
     `quiet` says why nothing is done in the background, and `drafting` which passes verify drafts on this device.
     Several models are added up, and each is in `models`. Answers at once, whatever the engine is doing.
     """
+    context = call.context
     named, models = context.model_id(model), context.models
     if named is None or models is None:
         status = context.service.status()
@@ -91,18 +91,18 @@ async def health(context: OfServer, model: ModelName = None) -> JsonResponse:
 
 
 @router.get("/metrics", response_class=Response)
-async def get_metrics(context: OfServer) -> Response:
+async def get_metrics(call: OfServer) -> Response:
     """The server's metrics in Prometheus' text format."""
-    return Response(context.metrics.exposition(), headers={"content-type": CONTENT_TYPE_LATEST})
+    return Response(call.context.metrics.exposition(), headers={"content-type": CONTENT_TYPE_LATEST})
 
 
 @router.get("/v1/loads")
-async def get_loads(context: OfServer) -> dict[str, Any]:
+async def get_loads(call: OfServer) -> dict[str, Any]:
     """How busy the engine is, in the form of SGLang's servers: gateways balance by it.
 
     `token_usage` is the share of the memory budget that running requests hold.
     """
-    load = load_of(context.service.status())
+    load = load_of(call.service.status())
     return {"timestamp": datetime.now(UTC).isoformat(), "dp_rank_count": 1, "loads": [load]}
 
 
@@ -120,65 +120,60 @@ def load_of(status: Status) -> dict[str, float]:
 
 @router.get("/v1/cache/requests")
 async def list_requests(
-    context: OfServer,
-    namespace: Namespace,
+    call: OfServer,
     model: ModelName = None,
     limit: Annotated[int, Query(ge=1, le=200)] = 20,
     before: Annotated[str | None, Query(max_length=200)] = None,
 ) -> dict[str, Any]:
     """What happened to the latest requests, newest first; `before` is the last id of the page before."""
-    await context.service.recorded()
-    verdicts = context.service.status().audit.verdicts
-    records, of = context.service.records, context.model_id(model)
-    page, has_more = records.page(namespace=namespace, limit=limit, before=before, model=of)
+    service = call.service
+    await service.recorded()
+    verdicts, of = service.status().audit.verdicts, call.context.model_id(model)
+    page, has_more = service.records.page(namespace=call.namespace, limit=limit, before=before, model=of)
     return {"object": "list", "data": [record_body(record, verdicts) for record in page], "has_more": has_more}
 
 
 @router.get("/v1/cache/requests/{request_id}")
-async def get_request(request_id: str, context: OfServer, namespace: Namespace) -> dict[str, Any]:
+async def get_request(request_id: str, call: OfServer) -> dict[str, Any]:
     """What happened to one request."""
-    await context.service.recorded_as(request_id)
-    verdicts = context.service.status().audit.verdicts
-    return record_body(context.service.records.get(request_id, namespace=namespace), verdicts)
+    await call.service.recorded_as(request_id)
+    verdicts = call.service.status().audit.verdicts
+    return record_body(call.service.records.get(request_id, namespace=call.namespace), verdicts)
 
 
 @router.get("/v1/requests/{request_id}/stream", response_model=None)
-async def read_on(
-    request_id: str,
-    request: Request,
-    context: OfServer,
-    namespace: Namespace,
-    last_event_id: Annotated[EventNumber, Header()] = -1,
-) -> Response:
+async def read_on(request_id: str, call: OfServer, last_event_id: Annotated[EventNumber, Header()] = -1) -> Response:
     """The stream of an answer in the background, from behind the event that `Last-Event-ID` names, or from the first.
 
     For requests with the header `X-Reprise-Background: true`; see docs/background.md.
     """
-    await while_connected(request.receive, context.background.begun(request_id, namespace=namespace))
-    return context.background.get(request_id, namespace=namespace).stream(after=last_event_id)
+    background, namespace = call.context.background, call.namespace
+    await call.while_connected(background.begun(request_id, namespace=namespace))
+    return background.get(request_id, namespace=namespace).stream(after=last_event_id)
 
 
 @router.delete("/v1/requests/{request_id}")
-async def cancel_request(request_id: str, context: OfServer, namespace: Namespace) -> dict[str, Any]:
+async def cancel_request(request_id: str, call: OfServer) -> dict[str, Any]:
     """Cancel a request that is under way; what was computed stays in the cache.
 
     Of an answer in the background, also one that is over, the events are dropped as well.
     """
-    kept = context.background.find(request_id, namespace=namespace)
+    kept = call.context.background.find(request_id, namespace=call.namespace)
     if kept is None or not kept.is_over:
-        context.service.cancel(request_id, namespace=namespace)
+        call.service.cancel(request_id, namespace=call.namespace)
     if kept is not None:
-        context.background.drop(kept, "The request was cancelled.")
+        call.context.background.drop(kept, "The request was cancelled.")
     return {"id": request_id, "object": "request", "cancelled": kept is None or not kept.is_over}
 
 
 @router.delete("/v1/cache")
-async def clear_cache(context: OfServer, namespace: Namespace, model: ModelName = None) -> dict[str, Any]:
+async def clear_cache(call: OfServer, model: ModelName = None) -> dict[str, Any]:
     """Drop everything from the prefix cache that no running request uses, the caller's pins included.
 
     Of all models, or of the one that is named. Where API keys have namespaces, only what the caller's key stored; where
     they share one, what other keys have pinned stays.
     """
+    context, namespace = call.context, call.namespace
     services = context.services(model)
     for service in services:
         for alias in context.services_beside(service):

@@ -10,7 +10,7 @@ from pydantic import StringConstraints
 
 from reprise.api.http.off_loop import Stage
 from reprise.api.wire.body_reading import api_router
-from reprise.api.wire.context import Context, InContext, Namespace
+from reprise.api.wire.context import OfModel, RouteCall
 from reprise.core.errors import BadRequest, NotFound
 from reprise.core.inspection import EdgeTokens, InspectedCheckpoint, InspectedNode, TreePart
 from reprise.core.tokens import Span, as_tokens
@@ -41,8 +41,7 @@ _NO_TEXT = (
 
 @router.get("/v1/cache/tree")
 async def tree(
-    context: InContext,
-    namespace: Namespace,
+    call: OfModel,
     limit: Annotated[int, Query(ge=1, le=MOST_NODES)] = 300,
     under: Annotated[EdgeId | None, Query()] = None,
     skip: Annotated[int, Query(ge=0, le=MOST_SKIPPED)] = 0,
@@ -53,8 +52,8 @@ async def tree(
     `children` of an edge counts those that are on no page yet, too; `totals` count what memory has of the caller's. Of
     several models, one: `model`, or the first. Its weights need not be loaded.
     """
-    service = context.service
-    part = await _part(context, namespace, under=under, skip=skip)
+    service, namespace = call.service, call.namespace
+    part = await _part(call, under=under, skip=skip)
     found = await asyncio.wrap_future(service.backend.inspect(max_nodes=limit, part=part))
     if under is not None and not found.tree.nodes and skip == 0:
         raise NotFound(f"Edge {under} no longer exists. GET /v1/cache/tree lists the edges.")
@@ -81,10 +80,10 @@ async def tree(
     }
 
 
-async def _part(context: Context, namespace: str, *, under: str | None = None, skip: int = 0) -> TreePart:
+async def _part(call: RouteCall, *, under: str | None = None, skip: int = 0) -> TreePart:
     """A part of what memory and disk have of the caller's namespace."""
-    service = context.service
-    own = service.cache_namespace(namespace)
+    service = call.service
+    own = service.cache_namespace(call.namespace)
     on_disk = await service.threads.run(Stage.VIEW, lambda: service.backend.disk_tree(own))
     name = int(under) if under is not None and under.isdigit() else under
     return TreePart(namespace=own, under=name, skip=skip, on_disk=on_disk)
@@ -124,22 +123,20 @@ def _checkpoint(each: InspectedCheckpoint) -> dict[str, Any]:
 
 
 @router.get("/v1/cache/tree/search")
-async def search(
-    context: InContext, namespace: Namespace, q: Annotated[str, Query(min_length=2, max_length=200)]
-) -> dict[str, Any]:
+async def search(call: OfModel, q: Annotated[str, Query(min_length=2, max_length=200)]) -> dict[str, Any]:
     """The edges whose text contains `q`, those used last first: as many as are found within a second.
 
     Refused with 429 while another search or replay is running.
     """
-    service = context.service
-    _check_text(context)
+    service = call.service
+    _check_text(call)
     with service.threads.alone(Stage.SURVEY):
-        asking = service.backend.edge_tokens(await _part(context, namespace), max_nodes=_SEARCHED)
+        asking = service.backend.edge_tokens(await _part(call), max_nodes=_SEARCHED)
         edges = await asyncio.wrap_future(asking)
-        return await service.threads.run(Stage.SURVEY, lambda: _search(context, edges, q, namespace=namespace))
+        return await service.threads.run(Stage.SURVEY, lambda: _search(call, edges, q))
 
 
-def _search(context: Context, edges: Sequence[EdgeTokens], wanted: str, *, namespace: str) -> dict[str, Any]:
+def _search(call: RouteCall, edges: Sequence[EdgeTokens], wanted: str) -> dict[str, Any]:
     until_s = time.monotonic() + _SEARCH_S
     found: list[dict[str, Any]] = []
     num_searched = 0
@@ -147,33 +144,32 @@ def _search(context: Context, edges: Sequence[EdgeTokens], wanted: str, *, names
         if time.monotonic() > until_s or len(found) == _MOST_FOUND:
             break
         num_searched += 1
-        text = context.service.shown(edge.tokens, namespace=namespace)
+        text = call.service.shown(edge.tokens, namespace=call.namespace)
         at = text.casefold().find(wanted.casefold())
         if at >= 0:
             around = text[max(0, at - _AROUND) : at + len(wanted) + _AROUND]
             found.append({"id": edge.id, "start": edge.start, "text": around})
     has_more = num_searched < len(edges) or len(edges) == _SEARCHED
-    model = context.service.served.id
+    model = call.service.served.id
     return {"object": "list", "model": model, "data": found, "searched": num_searched, "has_more": has_more}
 
 
 @router.get("/v1/cache/tree/{edge}")
 async def edge_text(
     edge: EdgeId,
-    context: InContext,
-    namespace: Namespace,
+    call: OfModel,
     offset: Annotated[int, Query(ge=0)] = 0,
     limit: Annotated[int, Query(ge=1, le=4096)] = 1024,
 ) -> dict[str, Any]:
     """The text of one edge, `limit` tokens from `offset` on."""
-    service = context.service
-    _check_text(context)
+    service, namespace = call.service, call.namespace
+    _check_text(call)
     own = service.cache_namespace(namespace)
     if edge.isdigit():
         asking = service.backend.edge_tokens(TreePart(namespace=own, under=int(edge)), max_nodes=1)
         found = next(iter(await asyncio.wrap_future(asking)), None)
     else:
-        found = await service.threads.run(Stage.VIEW, lambda: _edge_on_disk(context, own, edge))
+        found = await service.threads.run(Stage.VIEW, lambda: _edge_on_disk(call, own, edge))
     if found is None:
         raise NotFound(f"Edge {edge} no longer exists. GET /v1/cache/tree lists the edges.")
     tokens = found.tokens[offset : offset + limit]
@@ -190,14 +186,14 @@ async def edge_text(
     }
 
 
-def _edge_on_disk(context: Context, namespace: str, edge: str) -> EdgeTokens | None:
+def _edge_on_disk(call: RouteCall, namespace: str, edge: str) -> EdgeTokens | None:
     key, start, stop = edge.split("-")
     if int(start) >= int(stop):
         return None
-    tokens = context.service.backend.disk_tokens(namespace, key, Span(int(start), int(stop)))
+    tokens = call.service.backend.disk_tokens(namespace, key, Span(int(start), int(stop)))
     return None if tokens is None else EdgeTokens(id=edge, start=int(start), tokens=tokens)
 
 
-def _check_text(context: Context) -> None:
-    if not context.service.shows_text:
+def _check_text(call: RouteCall) -> None:
+    if not call.service.shows_text:
         raise BadRequest(_NO_TEXT)

@@ -3,23 +3,20 @@
 import time
 from typing import Annotated, Any
 
-from fastapi import Request
 from pydantic import Field
 from starlette.responses import Response
 
 from reprise.api.http.body import Body
 from reprise.api.http.encoding import JsonResponse
 from reprise.api.http.off_loop import Stage
-from reprise.api.http.sse import while_connected
 from reprise.api.ollama.body import Options
 from reprise.api.ollama.library import dismiss_after
 from reprise.api.ollama.reply import OllamaErrorBody
 from reprise.api.ollama.request import API, model_name
-from reprise.api.service.caller import Caller
 from reprise.api.service.embedding import EmbeddingRequest, embed, embedder_of, shortened, text_inputs
-from reprise.api.service.service import ChatService, new_request_id
+from reprise.api.service.service import new_request_id
 from reprise.api.wire.body_reading import api_router
-from reprise.api.wire.context import FromCaller, InContext, Namespace
+from reprise.api.wire.context import OfModel, RouteCall
 from reprise.core.embedding import EmbeddingResult
 
 router = api_router("Ollama", errors=OllamaErrorBody)
@@ -48,11 +45,9 @@ class EmbeddingPromptBody(Body):
 
 
 @router.post("/api/embed", response_model=None)
-async def create_embed(
-    body: EmbedBody, request: Request, context: InContext, namespace: Namespace, caller: FromCaller
-) -> Response:
+async def create_embed(body: EmbedBody, call: OfModel) -> Response:
     """The vectors of texts."""
-    service, began_s = context.service, time.monotonic()
+    service, began_s = call.service, time.monotonic()
     service.served.check_name(model_name(body.model))
     given = body.input or []
     texts = [given] if isinstance(given, str) else given
@@ -60,41 +55,36 @@ async def create_embed(
     async def answer() -> Response:
         vectors, num_tokens = [], 0
         if texts:
-            result = await _embed(service, texts, namespace, caller, truncates=body.truncate is not False)
+            result = await _embed(call, texts, truncates=body.truncate is not False)
             num_tokens = result.num_tokens
             vectors = await service.threads.run(Stage.END, lambda: shortened(result.vectors, body.dimensions).tolist())
-        dismiss_after(body.model, body.keep_alive, context)
+        dismiss_after(body.model, body.keep_alive, call)
         about = {"model": service.served.id, "total_duration": int((time.monotonic() - began_s) * _NS)}
         return JsonResponse({**about, "embeddings": vectors, "load_duration": 0, "prompt_eval_count": num_tokens})
 
-    return await while_connected(request.receive, answer())
+    return await call.while_connected(answer())
 
 
 @router.post("/api/embeddings", response_model=None)
-async def create_embeddings(
-    body: EmbeddingPromptBody, request: Request, context: InContext, namespace: Namespace, caller: FromCaller
-) -> Response:
+async def create_embeddings(body: EmbeddingPromptBody, call: OfModel) -> Response:
     """The vector of one text."""
-    service = context.service
-    service.served.check_name(model_name(body.model))
+    call.service.served.check_name(model_name(body.model))
 
     async def answer() -> Response:
         vector: list[Any] = []
         if body.prompt:
-            result = await _embed(service, [body.prompt], namespace, caller, truncates=True)
+            result = await _embed(call, [body.prompt], truncates=True)
             vector = result.vectors[0].tolist()
-        dismiss_after(body.model, body.keep_alive, context)
+        dismiss_after(body.model, body.keep_alive, call)
         return JsonResponse({"embedding": vector})
 
-    return await while_connected(request.receive, answer())
+    return await call.while_connected(answer())
 
 
-async def _embed(
-    service: ChatService, texts: list[str], namespace: str, caller: Caller, *, truncates: bool
-) -> EmbeddingResult:
-    embedder = embedder_of(service.served)
-    inputs = await service.off_loop(lambda: text_inputs(texts, embedder, truncates=truncates))
-    return await embed(
-        service,
-        EmbeddingRequest(id=new_request_id(API), api=API, inputs=inputs, namespace=namespace, caller=caller),
+async def _embed(call: RouteCall, texts: list[str], *, truncates: bool) -> EmbeddingResult:
+    embedder = embedder_of(call.service.served)
+    inputs = await call.service.off_loop(lambda: text_inputs(texts, embedder, truncates=truncates))
+    request = EmbeddingRequest(
+        id=new_request_id(API), api=API, inputs=inputs, namespace=call.namespace, caller=call.caller
     )
+    return await embed(call.service, request)

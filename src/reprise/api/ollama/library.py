@@ -18,7 +18,7 @@ from reprise.api.ollama.reply import NDJSON, OllamaErrorBody, line, ollama_shape
 from reprise.api.ollama.request import model_name
 from reprise.api.service.service import new_request_id
 from reprise.api.wire.body_reading import api_router
-from reprise.api.wire.context import Context, OfServer
+from reprise.api.wire.context import Context, OfServer, RouteCall
 from reprise.core.backend import WeightsState
 from reprise.core.errors import BadRequest, NotAllowed, NotFound, QueueFull, ShuttingDown
 
@@ -39,21 +39,22 @@ def ends_with_request(keep_alive: str | float | None) -> bool:
     return keep_alive in (0, "0", "0s")
 
 
-def dismiss_after(name: str | None, keep_alive: str | float | None, context: Context) -> None:
+def dismiss_after(name: str | None, keep_alive: str | float | None, call: RouteCall) -> None:
     """Have a model that was named so unloaded once no request runs on it, if it is not to be kept.
 
     One that is alone stays loaded.
     """
-    if ends_with_request(keep_alive) and context.models is not None:
+    models = call.context.models
+    if ends_with_request(keep_alive) and models is not None:
         with suppress(ShuttingDown):
-            context.models.of(model_name(name)).backend.dismiss()
+            models.of(model_name(name)).backend.dismiss()
 
 
 @router.post("/api/pull", response_model=None)
-async def pull(body: PullBody, context: OfServer) -> Response:
+async def pull(body: PullBody, call: OfServer) -> Response:
     """Fetch a model of the hub, by default with lines about its progress; served from then on with `--hub-cache`."""
-    name = _named(body, context)
-    steps = _pulled(name, context)
+    name = _named(body, call.context)
+    steps = _pulled(name, call.context)
     if body.stream is False:
         return JsonResponse([step async for step in steps][-1])
     texts = (line(step) async for step in steps)
@@ -68,8 +69,9 @@ async def pull(body: PullBody, context: OfServer) -> Response:
 
 
 @router.delete("/api/delete", response_model=None)
-async def delete(body: DeleteBody, context: OfServer) -> Response:
+async def delete(body: DeleteBody, call: OfServer) -> Response:
     """Remove a model from the hub's cache, with all its versions."""
+    context = call.context
     name = _named(body, context)
     served = None if context.models is None else next((each for each in context.models.all if each.id == name), None)
     if served is None and name == context.service.served.id:

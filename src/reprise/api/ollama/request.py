@@ -5,7 +5,6 @@ from dataclasses import replace
 from typing import Any
 
 from reprise.api.http.body import plain, unknown_fields
-from reprise.api.http.limits import Limits
 from reprise.api.ollama.body import (
     IGNORED,
     IGNORED_OPTIONS,
@@ -21,7 +20,8 @@ from reprise.api.openai.chat_request import service_request_of
 from reprise.api.openai.completions_body import CompletionsBody, service_requests_of
 from reprise.api.service.exchange import ServiceRequest
 from reprise.api.service.image_parts import is_url
-from reprise.api.service.served import Served
+from reprise.api.service.served import Asked
+from reprise.api.service.service import new_request_id
 from reprise.core.errors import BadRequest
 
 API = "ollama"
@@ -37,27 +37,18 @@ def model_name(name: str | None) -> str | None:
     return None if name is None or name == "" else name.removesuffix(_TAG)
 
 
-def request_of(
-    body: OllamaChatBody | GenerateBody, *, request_id: str, namespace: str, served: Served, limits: Limits
-) -> ServiceRequest:
+def request_of(body: OllamaChatBody | GenerateBody, asked: Asked) -> ServiceRequest:
     """The request that a body asks for. Raises BadRequest naming the field, or UnknownModel."""
     if isinstance(body, OllamaChatBody):
-        return _of_chat(body, request_id=request_id, namespace=namespace, served=served, limits=limits)
-    return _of_generate(body, request_id=request_id, namespace=namespace, served=served, limits=limits)
+        messages, tools = body.messages or [], [tool.model_dump(exclude_unset=True) for tool in body.tools or ()]
+        request = _chat(body, messages, asked, tools=tools)
+    else:
+        request = _of_generate(body, asked)
+    request_id, notes = new_request_id(API), (*_notes(body), *request.notes)
+    return replace(request, id=request_id, response_id=None, api=API, notes=notes)
 
 
-def _of_chat(
-    body: OllamaChatBody, *, request_id: str, namespace: str, served: Served, limits: Limits
-) -> ServiceRequest:
-    fields = _fields(body) | {"messages": _messages(body.messages or [])}
-    if body.tools:
-        fields["tools"] = [tool.model_dump(exclude_unset=True) for tool in body.tools]
-    return _chat(body, fields, request_id=request_id, namespace=namespace, served=served, limits=limits)
-
-
-def _of_generate(
-    body: GenerateBody, *, request_id: str, namespace: str, served: Served, limits: Limits
-) -> ServiceRequest:
+def _of_generate(body: GenerateBody, asked: Asked) -> ServiceRequest:
     if body.context:
         raise BadRequest("`context` is not supported. Send the whole chat to /api/chat.", param="context")
     if body.template:
@@ -65,23 +56,20 @@ def _of_generate(
     if body.suffix and body.system:
         raise BadRequest("`suffix` and `system` cannot be used together: a gap in a text has no chat.", param="system")
     if body.raw is True or body.suffix:
-        return _raw(body, request_id=request_id, namespace=namespace, served=served, limits=limits)
+        return _raw(body, asked)
     system = [] if not body.system else [OllamaMessage(role="system", content=body.system)]
     user = OllamaMessage(role="user", content=body.prompt or "", images=body.images)
-    fields = _fields(body) | {"messages": _messages([*system, user])}
-    return _chat(body, fields, request_id=request_id, namespace=namespace, served=served, limits=limits)
+    return _chat(body, [*system, user], asked)
 
 
 def _chat(
-    body: AnswerBody, fields: dict[str, Any], *, request_id: str, namespace: str, served: Served, limits: Limits
+    body: AnswerBody, messages: Sequence[OllamaMessage], asked: Asked, *, tools: Sequence[dict[str, Any]] = ()
 ) -> ServiceRequest:
-    request = service_request_of(
-        ChatBody.model_validate(fields), request_id=request_id, namespace=namespace, served=served, limits=limits
-    )
-    return replace(request, api=API, notes=(*_notes(body), *request.notes))
+    fields = {**_fields(body), "messages": _messages(messages), **({"tools": list(tools)} if tools else {})}
+    return service_request_of(ChatBody.model_validate(fields), asked)
 
 
-def _raw(body: GenerateBody, *, request_id: str, namespace: str, served: Served, limits: Limits) -> ServiceRequest:
+def _raw(body: GenerateBody, asked: Asked) -> ServiceRequest:
     if body.format or body.images:
         field = "format" if body.format else "images"
         other = "suffix" if body.suffix else "raw"
@@ -93,10 +81,8 @@ def _raw(body: GenerateBody, *, request_id: str, namespace: str, served: Served,
         "suffix": body.suffix or None,
         "logprobs": body.top_logprobs or 0 if body.logprobs is True else None,
     }
-    (request,) = service_requests_of(
-        CompletionsBody.model_validate(kept), request_id=request_id, namespace=namespace, served=served, limits=limits
-    )
-    return replace(request, api=API, notes=(*_notes(body), *request.notes))
+    (request,) = service_requests_of(CompletionsBody.model_validate(kept), asked)
+    return request
 
 
 def _fields(body: AnswerBody) -> dict[str, Any]:

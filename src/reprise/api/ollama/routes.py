@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any, ClassVar
 
-from fastapi import Request
 from starlette.responses import Response
 
 import reprise
@@ -27,15 +26,14 @@ from reprise.api.ollama.reply import (
     with_logprobs,
 )
 from reprise.api.ollama.request import model_name, request_of
-from reprise.api.service.caller import caller_of
 from reprise.api.service.exchange import AnswerDelta, AnswerEnd, StillWaiting
 from reprise.api.service.models import ServedModel
 from reprise.api.service.reply import Reply
 from reprise.api.service.served import Served
-from reprise.api.service.service import ChatService, new_request_id
+from reprise.api.service.service import ChatService
 from reprise.api.wire.background import HEADER
 from reprise.api.wire.body_reading import api_router
-from reprise.api.wire.context import Context, InContext, Namespace
+from reprise.api.wire.context import OfModel, RouteCall
 from reprise.api.wire.wire import Wire, respond, start_reply
 from reprise.core.backend import WeightsState
 from reprise.core.errors import BadRequest
@@ -49,42 +47,38 @@ router = api_router("Ollama", errors=OllamaErrorBody)
 
 
 @router.post("/api/chat", response_model=None)
-async def chat(body: OllamaChatBody, request: Request, context: InContext, namespace: Namespace) -> Response:
+async def chat(body: OllamaChatBody, call: OfModel) -> Response:
     """Answer a chat; by default as JSON lines."""
-    if not body.messages:
-        return await _loaded("chat", body, context)
-    return await _answer("chat", body, request, context, namespace)
+    return await (_answer if body.messages else _loaded)("chat", body, call)
 
 
 @router.post("/api/generate", response_model=None)
-async def generate(body: GenerateBody, request: Request, context: InContext, namespace: Namespace) -> Response:
+async def generate(body: GenerateBody, call: OfModel) -> Response:
     """Answer a prompt; by default as JSON lines."""
-    if not body.prompt and not body.suffix:
-        return await _loaded("generate", body, context)
-    return await _answer("generate", body, request, context, namespace)
+    return await (_answer if body.prompt or body.suffix else _loaded)("generate", body, call)
 
 
 @router.get("/api/tags")
-async def tags(context: InContext) -> dict[str, Any]:
+async def tags(call: OfModel) -> dict[str, Any]:
     """The models that are served."""
-    if context.models is None:
-        return {"models": [_model(context.service.served)]}
-    return {"models": [_listed(model) for model in context.models.all]}
+    if call.context.models is None:
+        return {"models": [_model(call.service.served)]}
+    return {"models": [_listed(model) for model in call.context.models.all]}
 
 
 @router.get("/api/ps")
-async def running(context: InContext) -> dict[str, Any]:
+async def running(call: OfModel) -> dict[str, Any]:
     """The models that are loaded."""
-    if context.models is None:
-        return {"models": [_running(context.service.served)]}
-    loaded = [model for model in context.models.all if model.state is WeightsState.READY]
+    if call.context.models is None:
+        return {"models": [_running(call.service.served)]}
+    loaded = [model for model in call.context.models.all if model.state is WeightsState.READY]
     return {"models": [_running(model.service.served) for model in loaded if model.service is not None]}
 
 
 @router.post("/api/show")
-async def show(body: ShowBody, context: InContext) -> dict[str, Any]:
+async def show(body: ShowBody, call: OfModel) -> dict[str, Any]:
     """What the model is and can do."""
-    served = context.service.served
+    served = call.service.served
     served.check_name(model_name(body.model or body.name))
     text, kind = served.text, served.architecture or "unknown"
     capabilities = [
@@ -115,34 +109,25 @@ async def version() -> dict[str, Any]:
     return {"version": SPOKEN_VERSION, "reprise": reprise.__version__}
 
 
-async def _loaded(kind: Kind, body: AnswerBody, context: Context) -> Response:
-    served = context.service.served
+async def _loaded(kind: Kind, body: AnswerBody, call: RouteCall) -> Response:
+    served, models = call.service.served, call.context.models
     served.check_name(model_name(body.model))
     is_unload = ends_with_request(body.keep_alive)
-    if is_unload and context.models is not None:
+    if is_unload and models is not None:
         # As `ollama stop` does. A model that is alone stays loaded.
-        await context.models.of(model_name(body.model)).unloaded()
+        await models.of(model_name(body.model)).unloaded()
     return JsonResponse(loaded(kind, served.id, is_unload=is_unload))
 
 
-async def _answer(
-    kind: Kind, body: OllamaChatBody | GenerateBody, request: Request, context: Context, namespace: str
-) -> Response:
-    if request.headers.get(HEADER, "false") != "false":
+async def _answer(kind: Kind, body: OllamaChatBody | GenerateBody, call: RouteCall) -> Response:
+    if call.request.headers.get(HEADER, "false") != "false":
         raise BadRequest("JSON lines have no ids to resume from. Use /v1/chat/completions for background answers.")
-    service, request_id = context.service, new_request_id("ollama")
 
     async def start() -> OllamaWire:
-        reply = await start_reply(
-            context,
-            lambda: request_of(
-                body, request_id=request_id, namespace=namespace, served=service.served, limits=service.limits
-            ),
-            caller_of(request.headers),
-        )
-        return OllamaWire(context, reply, kind=kind, on_end=lambda: dismiss_after(body.model, body.keep_alive, context))
+        reply = await start_reply(call, lambda: request_of(body, call.asked))
+        return OllamaWire(call, reply, kind=kind, on_end=lambda: dismiss_after(body.model, body.keep_alive, call))
 
-    return await respond(request, context, start, namespace=namespace, is_streamed=body.stream is not False)
+    return await respond(call, start, is_streamed=body.stream is not False)
 
 
 class OllamaWire(Wire[Reply]):
@@ -151,8 +136,8 @@ class OllamaWire(Wire[Reply]):
     error_format = staticmethod(ollama_shape)
     stream_headers: ClassVar[Mapping[str, str]] = NDJSON
 
-    def __init__(self, context: Context, reply: Reply, *, kind: Kind, on_end: Callable[[], None]) -> None:
-        super().__init__(context, reply, request_id=reply.request.id)
+    def __init__(self, call: RouteCall, reply: Reply, *, kind: Kind, on_end: Callable[[], None]) -> None:
+        super().__init__(call, reply, request_id=reply.request.id)
         self._kind: Kind = kind
         self._on_end = on_end
 

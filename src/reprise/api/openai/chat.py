@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from typing import Any
 
-from fastapi import Request
 from starlette.responses import Response
 
 from reprise.api.http.sse import DONE, comment_line, data_line
@@ -21,47 +20,29 @@ from reprise.api.openai.chat_request import service_request_of
 from reprise.api.service.exchange import AnswerDelta, AnswerEnd, Began, StillWaiting
 from reprise.api.service.reply import Reply
 from reprise.api.wire.body_reading import api_router
-from reprise.api.wire.context import BackgroundHeader, Context, FromCaller, InContext, Namespace
+from reprise.api.wire.context import RouteCall, ToAnswer
 from reprise.api.wire.wire import Wire, respond, start_reply
 
 router = api_router("OpenAI")
 
 
 @router.post("/v1/chat/completions", response_model=None)
-async def create_chat_completion(
-    body: ChatBody,
-    request: Request,
-    context: InContext,
-    namespace: Namespace,
-    caller: FromCaller,
-    *,
-    is_background: BackgroundHeader = False,
-) -> Response:
+async def create_chat_completion(body: ChatBody, call: ToAnswer) -> Response:
     """Answer a chat."""
 
     async def start() -> ChatWire:
-        service = context.service
-        reply = await start_reply(
-            context,
-            lambda: service_request_of(
-                body, request_id=body.request_id, namespace=namespace, served=service.served, limits=service.limits
-            ),
-            caller,
-        )
+        reply = await start_reply(call, lambda: service_request_of(body, call.asked))
         options = body.stream_options
-        return ChatWire(context, reply, includes_usage=options is not None and options.include_usage is True)
+        return ChatWire(call, reply, includes_usage=options is not None and options.include_usage is True)
 
-    is_streamed = body.stream is True
-    return await respond(
-        request, context, start, namespace=namespace, is_streamed=is_streamed, is_background=is_background
-    )
+    return await respond(call, start, is_streamed=body.stream is True)
 
 
 class ChatWire(Wire[Reply]):
     """An answer as chat completions."""
 
-    def __init__(self, context: Context, reply: Reply, *, includes_usage: bool) -> None:
-        super().__init__(context, reply, request_id=reply.request.id)
+    def __init__(self, call: RouteCall, reply: Reply, *, includes_usage: bool) -> None:
+        super().__init__(call, reply, request_id=reply.request.id)
         self._head = ChunkHead(id=reply.request.id, created=int(reply.created), model=self.served.id)
         self._includes_usage = includes_usage
         self._without_role = set(range(len(reply.running)))

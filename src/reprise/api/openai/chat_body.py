@@ -74,6 +74,15 @@ class ToolSpec(Body):
     function: FunctionSpec
 
 
+class ChatFields(Body):
+    """A chat that is rendered, and not answered."""
+
+    model: str | None = None
+    messages: list[ChatMessage] | None = None
+    tools: list[ToolSpec] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
 class NamedFunction(Body):
     name: str
 

@@ -3,36 +3,28 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from reprise.api.http.body import answer_bound, plain, unknown_fields
-from reprise.api.http.limits import Limits
+from reprise.api.http.body import answer_bound, plain
 from reprise.api.openai.chat_body import (
     IGNORED,
     REFUSED,
     ChatBody,
+    ChatFields,
     ChatMessage,
     ContentPart,
     NamedTool,
     ResponseFormat,
     ToolSpec,
 )
-from reprise.api.openai.fields import num_choices_of, prewarms, retained_for_s, sampling_of, stops_of
+from reprise.api.openai.fields import num_choices_of, prewarms, retained_for_s, sampling_of
 from reprise.api.service.exchange import ServiceRequest
-from reprise.api.service.image_parts import ImageParts
-from reprise.api.service.served import Served
-from reprise.api.service.unread import (
-    NO_QUESTION,
-    RefusedQuestions,
-    Speaker,
-    UnreadParts,
-    newest_question_at,
-    question_of,
-)
+from reprise.api.service.served import Asked
+from reprise.api.service.unread import Speaker, UnreadParts
 from reprise.api.wire.controls import (
     ThinkingSwitch,
     check_stream_options,
+    checked_notes,
     grammar_of,
     is_on,
-    refuse_foreign,
     stop_tokens_of,
     thinking_options,
 )
@@ -56,58 +48,46 @@ _THOUGHTS = ("thinking", "reasoning", "redacted_thinking")
 """Types of the parts of an assistant message that are its reasoning."""
 
 
-def service_request_of(
-    body: ChatBody, *, request_id: str, namespace: str, served: Served, limits: Limits
-) -> ServiceRequest:
+def service_request_of(body: ChatBody, asked: Asked) -> ServiceRequest:
     """The request that a body asks for. Raises BadRequest naming the field, or UnknownModel."""
-    served.check_name(body.model)
-    served.check_adapter(body.adapters)
-    notes = unknown_fields(body, ignored=IGNORED, refused=REFUSED)
-    refuse_foreign(body)
+    notes = checked_notes(body, asked, ignored=IGNORED, refused=REFUSED)
+    asked.served.check_adapter(body.adapters)
     check_stream_options(body.stream_options, stream=body.stream)
-    tools = body.tools or []
-    tool_choice = _tool_choice(body)
     grammar = grammar_of(body, (response_grammar(body.response_format),))
-    if len(body.messages) > limits.max_messages:
-        raise BadRequest(
-            f"Too many messages: at most {limits.max_messages} are accepted. Send fewer.", param="messages"
-        )
-    if len(tools) > limits.max_tools:
-        raise BadRequest(f"Too many tools: at most {limits.max_tools} are accepted. Send fewer.", param="tools")
-    sampling, origins = sampling_of(body, served, logprobs=_num_logprobs(body, limits))
+    asked.check_num(messages=len(body.messages), tools=len(body.tools or ()))
+    sampling, origins = sampling_of(body, asked, logprobs=_num_logprobs(body, asked.limits.max_top_logprobs))
     is_prewarm = prewarms(body.prompt_cache_options)
     messages, until = body.messages, None
     if is_prewarm and messages and all(message.role in ("system", "developer") for message in messages):
         messages, until = [*messages, PLACEHOLDER], BoundaryKind.SYSTEM
     return ServiceRequest(
-        id=request_id,
+        id=body.request_id,
         api="chat",
         prompt=chat_of(
             messages,
+            asked,
             tools=body.tools or [],
             documents=body.documents or [],
             template_options=_template_options(body),
             continue_final=_continues(body),
-            refused=served.refused_questions,
-            namespace=namespace,
-            images=served.image_parts,
+            is_asked=True,
         ),
         sampling=sampling,
         origins=origins,
-        num_choices=1 if is_prewarm else num_choices_of(body, limits),
+        num_choices=1 if is_prewarm else num_choices_of(body, asked),
         generates=not is_prewarm,
         until=until,
         max_tokens=_answer_bound(body),
         min_tokens=body.min_tokens or 0,
         ignores_eos=body.ignore_eos is True,
-        stop_tokens=stop_tokens_of(body, served),
-        stops=stops_of(body, limits),
+        stop_tokens=stop_tokens_of(body, asked),
+        stops=asked.stops(body.stop),
         thinking_budget=_thinking_budget(body),
-        tool_choice=tool_choice,
+        tool_choice=_tool_choice(body),
         streams_calls=body.stream is True,
         allows_parallel_calls=body.parallel_tool_calls is not False,
         grammar=grammar,
-        namespace=namespace,
+        namespace=asked.namespace,
         prediction=body.prediction.text if body.prediction is not None else "",
         chat=body.prompt_cache_key,
         retain_for_s=retained_for_s(body.prompt_cache_retention, body.prompt_cache_options),
@@ -117,22 +97,16 @@ def service_request_of(
 
 def chat_of(
     messages: Sequence[ChatMessage],
+    asked: Asked,
     *,
     tools: Sequence[ToolSpec],
     template_options: Mapping[str, Any],
     continue_final: bool,
     documents: Sequence[Mapping[str, Any]] = (),
-    refused: RefusedQuestions | None = None,
-    namespace: str = "",
-    images: ImageParts | None = None,
+    is_asked: bool = False,
 ) -> ChatRequest:
-    """The chat of a body. `refused` are the questions of this namespace that were. `images`: reads those in it.
-
-    Raises BadRequest naming the message at fault.
-    """
-    at = newest_question_at([_SPEAKERS[message.role] for message in messages])
-    question = NO_QUESTION if at is None else question_of(messages[at].content)
-    unread = UnreadParts(at, question, refused=refused, namespace=namespace, images=images)
+    """The chat of a body. `is_asked`: see `Asked.unread`. Raises BadRequest naming the message at fault."""
+    unread = asked.unread([(_SPEAKERS[message.role], message.content) for message in messages], is_asked=is_asked)
     return ChatRequest(
         messages=tuple(_message(message, at, unread) for at, message in enumerate(messages)),
         # Only the fields that the client sent: templates print tools whole.
@@ -141,6 +115,14 @@ def chat_of(
         template_options=template_options,
         continue_final=continue_final,
         notes=unread.notes,
+    )
+
+
+def rendered_chat(body: ChatFields, asked: Asked, *, continue_final: bool = False) -> ChatRequest:
+    """The chat of a body that is not to be answered."""
+    options = body.chat_template_kwargs or {}
+    return chat_of(
+        body.messages or [], asked, tools=body.tools or [], template_options=options, continue_final=continue_final
     )
 
 
@@ -237,12 +219,10 @@ def _continues(body: ChatBody) -> bool:
     return continues
 
 
-def _num_logprobs(body: ChatBody, limits: Limits) -> int | None:
-    top = 0 if body.top_logprobs is None else body.top_logprobs
-    if top > limits.max_top_logprobs:
-        raise BadRequest(
-            f"`top_logprobs` is {top}; at most {limits.max_top_logprobs} are returned.", param="top_logprobs"
-        )
+def _num_logprobs(body: ChatBody, most: int) -> int | None:
+    top = body.top_logprobs or 0
+    if top > most:
+        raise BadRequest(f"`top_logprobs` is {top}; at most {most} are returned.", param="top_logprobs")
     if body.logprobs is True:
         return top
     if top > 0:

@@ -5,7 +5,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
-from fastapi import Request
 from starlette.responses import Response
 
 from reprise.api.http.sse import DONE, comment_line, data_line
@@ -14,7 +13,7 @@ from reprise.api.openai.completions_body import CompletionsBody, service_request
 from reprise.api.service.batch import Batch, start_batch
 from reprise.api.service.exchange import AnswerDelta, AnswerEnd, RawPrompt, ServiceRequest, StillWaiting, Usage
 from reprise.api.wire.body_reading import api_router
-from reprise.api.wire.context import BackgroundHeader, Context, InContext, Namespace
+from reprise.api.wire.context import RouteCall, ToAnswer
 from reprise.api.wire.wire import Wire, respond
 from reprise.chat.answer import ContentDelta
 from reprise.core.events import Sampled
@@ -23,37 +22,24 @@ router = api_router("OpenAI")
 
 
 @router.post("/v1/completions", response_model=None)
-async def create_completion(
-    body: CompletionsBody,
-    request: Request,
-    context: InContext,
-    namespace: Namespace,
-    is_background: BackgroundHeader = False,
-) -> Response:
+async def create_completion(body: CompletionsBody, call: ToAnswer) -> Response:
     """Continue a text."""
 
     async def start() -> CompletionsWire:
-        service = context.service
-        requests = await service.off_loop(
-            lambda: service_requests_of(
-                body, request_id=body.request_id, namespace=namespace, served=service.served, limits=service.limits
-            )
-        )
+        service = call.service
+        requests = await service.off_loop(lambda: service_requests_of(body, call.asked))
         # As many answers at a time as one prompt may have.
         num_at_once = max(1, service.limits.max_choices // requests[0].num_choices)
-        return CompletionsWire(context, await start_batch(service, requests, num_at_once=num_at_once), body)
+        return CompletionsWire(call, await start_batch(service, requests, num_at_once=num_at_once), body)
 
-    is_streamed = body.stream is True
-    return await respond(
-        request, context, start, namespace=namespace, is_streamed=is_streamed, is_background=is_background
-    )
+    return await respond(call, start, is_streamed=body.stream is True)
 
 
 class CompletionsWire(Wire[Batch]):
     """Answers as text completions: all of the first prompt, then those of the second."""
 
-    def __init__(self, context: Context, batch: Batch, body: CompletionsBody) -> None:
-        super().__init__(context, batch, request_id=body.request_id)
+    def __init__(self, call: RouteCall, batch: Batch, body: CompletionsBody) -> None:
+        super().__init__(call, batch, request_id=body.request_id)
         self._body = body
         self._num_choices = batch.requests[0].num_choices
         self._prompts = [_first_of(one) for one in batch.requests]

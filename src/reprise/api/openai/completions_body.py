@@ -6,14 +6,13 @@ from typing import Annotated, cast
 
 from pydantic import Field
 
-from reprise.api.http.body import answer_bound, unknown_fields
-from reprise.api.http.limits import Limits
+from reprise.api.http.body import answer_bound
 from reprise.api.openai.chat_body import ResponseFormat, StreamOptions
 from reprise.api.openai.chat_request import response_grammar
-from reprise.api.openai.fields import Retention, SamplingFields, num_choices_of, retained_for_s, sampling_of, stops_of
+from reprise.api.openai.fields import Retention, SamplingFields, num_choices_of, retained_for_s, sampling_of
 from reprise.api.service.exchange import RawPrompt, ServiceRequest
-from reprise.api.service.served import Served
-from reprise.api.wire.controls import check_stream_options, grammar_of, refuse_foreign, stop_tokens_of
+from reprise.api.service.served import Asked, Served
+from reprise.api.wire.controls import check_stream_options, checked_notes, grammar_of, stop_tokens_of
 from reprise.chat.rendering.infill import InfillMarkers, infill_markers
 from reprise.chat.templates.piecewise_tokenizer import encode_long
 from reprise.chat.text_model import refuse_if_too_long
@@ -81,14 +80,11 @@ def checked_tokens(tokens: list[int] | Tokens, served: Served, *, param: str) ->
     return as_tokens(tokens)
 
 
-def service_requests_of(
-    body: CompletionsBody, *, request_id: str, namespace: str, served: Served, limits: Limits
-) -> tuple[ServiceRequest, ...]:
+def service_requests_of(body: CompletionsBody, asked: Asked) -> tuple[ServiceRequest, ...]:
     """The requests that a body asks for. Raises BadRequest naming the field, or UnknownModel."""
-    served.check_name(body.model)
+    served, limits, request_id = asked.served, asked.limits, body.request_id
+    notes = checked_notes(body, asked, ignored=IGNORED, refused=REFUSED)
     served.check_adapter(body.adapters)
-    notes = unknown_fields(body, ignored=IGNORED, refused=REFUSED)
-    refuse_foreign(body)
     check_stream_options(body.stream_options, stream=body.stream)
     grammar = grammar_of(body, (response_grammar(body.response_format),))
     if grammar is not None:
@@ -98,11 +94,11 @@ def service_requests_of(
         raise BadRequest(
             f"`logprobs` is {body.logprobs}; at most {limits.max_top_logprobs} are returned.", param="logprobs"
         )
-    num_given = num_choices_of(body, limits)
+    num_given = num_choices_of(body, asked)
     num_choices = _num_sampled(body, num_given)
     # The best of several are those that the model finds likeliest.
     logprobs = 0 if body.logprobs is None and num_choices > num_given else body.logprobs
-    sampling, origins = sampling_of(body, served, logprobs=logprobs)
+    sampling, origins = sampling_of(body, asked, logprobs=logprobs)
     markers = _markers(body, served)
     # Counted before the first is tokenized.
     if _num_prompts(body.prompt) * num_choices > limits.max_completions:
@@ -110,8 +106,8 @@ def service_requests_of(
             f"Too many answers: at most {limits.max_completions} at once. Send fewer prompts.", param="prompt"
         )
     prompts = prompts_of(body.prompt, served)
-    _check_together(prompts, served, limits)
-    stop_tokens = stop_tokens_of(body, served)
+    _check_together(prompts, asked)
+    stop_tokens = stop_tokens_of(body, asked)
     if markers is not None and body.suffix is not None:
         after = cast(list[int], text_tokens(body.suffix, served, adds_bos=False).tolist())
         prompts = tuple(_infilled(markers, tokens, after, served) for tokens in prompts)
@@ -132,8 +128,8 @@ def service_requests_of(
             generates=body.max_tokens != 0,
             prompt_logprobs=body.logprobs if body.echo is True else None,
             grammar=grammar,
-            stops=stops_of(body, limits),
-            namespace=namespace,
+            stops=asked.stops(body.stop),
+            namespace=asked.namespace,
             chat=body.prompt_cache_key,
             retain_for_s=retained_for_s(body.prompt_cache_retention),
             notes=notes,
@@ -142,14 +138,14 @@ def service_requests_of(
     )
 
 
-def _check_together(prompts: Sequence[Tokens], served: Served, limits: Limits) -> None:
+def _check_together(prompts: Sequence[Tokens], asked: Asked) -> None:
     """Raise BadRequest for prompts that are too long: together, for what is kept of all until the last is answered."""
-    context = served.context
+    context = asked.served.context
     if context is None:
         return
     for tokens in prompts:
-        served.max_answer_tokens(len(tokens), 1)
-    num_tokens, most = sum(map(len, prompts)), limits.max_choices * context
+        asked.served.max_answer_tokens(len(tokens), 1)
+    num_tokens, most = sum(map(len, prompts)), asked.limits.max_choices * context
     if num_tokens > most:
         raise BadRequest(
             f"The prompts have {num_tokens} tokens in total; at most {most} are accepted. Send fewer.",

@@ -3,14 +3,12 @@
 import base64
 from typing import Annotated, Any, Literal
 
-from fastapi import Request
 from pydantic import Field
 from starlette.responses import Response
 
 from reprise.api.http.body import Body, unknown_fields
 from reprise.api.http.encoding import JsonResponse
 from reprise.api.http.off_loop import Stage
-from reprise.api.http.sse import while_connected
 from reprise.api.service.embedding import (
     EmbeddingRequest,
     embed,
@@ -22,7 +20,7 @@ from reprise.api.service.embedding import (
 from reprise.api.service.served import Served
 from reprise.api.service.service import ChatService, new_request_id
 from reprise.api.wire.body_reading import api_router
-from reprise.api.wire.context import FromCaller, InContext, Namespace
+from reprise.api.wire.context import OfModel
 from reprise.core.embedding import EmbeddingInput, EmbeddingResult, Vectors
 from reprise.core.errors import BadRequest
 
@@ -63,11 +61,9 @@ class RerankBody(Body):
 
 
 @router.post("/v1/embeddings", response_model=None)
-async def create_embeddings(
-    body: EmbeddingsBody, request: Request, context: InContext, namespace: Namespace, caller: FromCaller
-) -> Response:
+async def create_embeddings(body: EmbeddingsBody, call: OfModel) -> Response:
     """The vectors of texts."""
-    service = context.service
+    service = call.service
     served = service.served
     served.check_name(body.model)
     notes = unknown_fields(body, ignored=_IGNORED, refused={})
@@ -75,13 +71,18 @@ async def create_embeddings(
     async def answer() -> Response:
         inputs = await service.off_loop(lambda: _inputs(body, served))
         job = EmbeddingRequest(
-            id=new_request_id("embd"), api="embeddings", inputs=inputs, namespace=namespace, caller=caller, notes=notes
+            id=new_request_id("embd"),
+            api="embeddings",
+            inputs=inputs,
+            namespace=call.namespace,
+            caller=call.caller,
+            notes=notes,
         )
         result = await embed(service, job)
         # A thousand vectors are some ten MB of digits.
         return await service.threads.run(Stage.END, lambda: _response(body, result, job.id, served))
 
-    return await while_connected(request.receive, answer())
+    return await call.while_connected(answer())
 
 
 def _inputs(body: EmbeddingsBody, served: Served) -> tuple[EmbeddingInput, ...]:
@@ -138,11 +139,9 @@ def usage_of(result: EmbeddingResult) -> dict[str, Any]:
 @router.post("/v1/rerank", response_model=None)
 @router.post("/v1/reranking", response_model=None)
 @router.post("/v2/rerank", response_model=None)
-async def rerank(
-    body: RerankBody, request: Request, context: InContext, namespace: Namespace, caller: FromCaller
-) -> Response:
+async def rerank(body: RerankBody, call: OfModel) -> Response:
     """How well each document answers the query, from 0 to 1, the best first."""
-    service = context.service
+    service = call.service
     service.served.check_name(body.model)
     notes = unknown_fields(body, ignored=_IGNORED, refused={})
     texts = [each if isinstance(each, str) else each.text for each in body.documents or body.texts or ()]
@@ -154,8 +153,8 @@ async def rerank(
             id=new_request_id("rerank"),
             api="rerank",
             inputs=await _pairs(body.query, texts, service),
-            namespace=namespace,
-            caller=caller,
+            namespace=call.namespace,
+            caller=call.caller,
             notes=notes,
         )
         result = await embed(service, job)
@@ -166,7 +165,7 @@ async def rerank(
         about = {"id": job.id, "object": "list", "model": service.served.id, "usage": usage_of(result)}
         return JsonResponse({**about, "results": results}, headers={"x-request-id": job.id})
 
-    return await while_connected(request.receive, answer())
+    return await call.while_connected(answer())
 
 
 async def _pairs(query: str, texts: list[str], service: ChatService) -> tuple[EmbeddingInput, ...]:

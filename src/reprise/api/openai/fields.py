@@ -8,8 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from reprise.api.http.body import AnswerBound, Body
-from reprise.api.http.limits import Limits
-from reprise.api.service.served import Served
+from reprise.api.service.served import Asked
 from reprise.api.wire.controls import AnswerControls
 from reprise.core.errors import BadRequest
 from reprise.core.job import Origin, Sampling
@@ -24,7 +23,6 @@ ContextSize = Annotated[int, Field(ge=0, le=1_000_000)]
 class SamplingFields(AnswerControls):
     """OpenAI's sampling parameters, and those that mlx-lm and llama.cpp have beside them. Null is the default."""
 
-    model: str | None = None
     adapters: str | None = None
     """mlx-lm's name for the adapter that the model is to have."""
     temperature: Annotated[float, Field(ge=0, le=100)] | None = None
@@ -69,16 +67,11 @@ _NAMES = (
 )
 
 
-def sampling_of(fields: SamplingFields, served: Served, *, logprobs: int | None) -> tuple[Sampling, dict[str, Origin]]:
+def sampling_of(fields: SamplingFields, asked: Asked, *, logprobs: int | None) -> tuple[Sampling, dict[str, Origin]]:
     """The sampling of a request. `logprobs` as in `Sampling`. Raises BadRequest naming the field."""
-    vocab_size = served.text.vocab_size
     given: dict[str, Any] = {name: value for name in _NAMES if (value := getattr(fields, name)) is not None}
     if fields.top_k is not None:
-        if fields.top_k > vocab_size:
-            raise BadRequest(
-                f"`top_k` is {fields.top_k}, but the vocabulary has only {vocab_size} tokens.", param="top_k"
-            )
-        given["top_k"] = max(0, fields.top_k)
+        given["top_k"] = asked.top_k(fields.top_k)
     if fields.repeat_penalty is not None:
         given.setdefault("repetition_penalty", fields.repeat_penalty)
     if fields.repeat_last_n is not None:
@@ -86,8 +79,8 @@ def sampling_of(fields: SamplingFields, served: Served, *, logprobs: int | None)
         given.setdefault("repetition_context_size", fields.repeat_last_n if fields.repeat_last_n >= 0 else 1_000_000)
     if fields.seed is not None:
         given["seed"] = fields.seed % _SEEDS
-    bias = _logit_bias(fields.logit_bias, vocab_size)
-    return served.sampling.sampling(given, logit_bias=bias, logprobs=logprobs)
+    bias = _logit_bias(fields.logit_bias, asked.served.text.vocab_size)
+    return asked.served.sampling.sampling(given, logit_bias=bias, logprobs=logprobs)
 
 
 def _logit_bias(bias: dict[str, float] | None, vocab_size: int) -> dict[int, float]:
@@ -103,22 +96,10 @@ def _logit_bias(bias: dict[str, float] | None, vocab_size: int) -> dict[int, flo
     return checked
 
 
-def stops_of(fields: SamplingFields, limits: Limits) -> tuple[str, ...]:
-    """The stop strings of a request."""
-    if fields.stop is None:
-        return ()
-    stops = (fields.stop,) if isinstance(fields.stop, str) else tuple(fields.stop)
-    if len(stops) > limits.max_stops:
-        raise BadRequest(f"`stop` has {len(stops)} strings; at most {limits.max_stops} are accepted.", param="stop")
-    if "" in stops:
-        raise BadRequest("`stop` contains an empty string, which would end every answer at once.", param="stop")
-    return stops
-
-
-def num_choices_of(fields: SamplingFields, limits: Limits) -> int:
-    count = 1 if fields.n is None else fields.n
-    if count > limits.max_choices:
-        raise BadRequest(f"`n` is {count}; at most {limits.max_choices} answers are returned.", param="n")
+def num_choices_of(fields: SamplingFields, asked: Asked) -> int:
+    count, most = fields.n or 1, asked.limits.max_choices
+    if count > most:
+        raise BadRequest(f"`n` is {count}; at most {most} answers are returned.", param="n")
     return count
 
 

@@ -5,12 +5,11 @@ from typing import Any
 
 from fastapi import Request
 
-from reprise.api.http.sse import while_connected
 from reprise.api.service.models import ServedModel
 from reprise.api.service.served import Served
 from reprise.api.service.service import ChatService
 from reprise.api.wire.body_reading import api_router
-from reprise.api.wire.context import Context, InContext
+from reprise.api.wire.context import Context, OfModel
 from reprise.core.errors import BadRequest
 
 router = api_router("OpenAI")
@@ -21,10 +20,11 @@ ANTHROPIC_HEADER = b"anthropic-version"
 
 
 @router.get(PREFIX)
-async def list_models(request: Request, context: InContext) -> dict[str, Any]:
+async def list_models(call: OfModel) -> dict[str, Any]:
     """The models that are served. `state`, `bytes`, `layers` are there where models are loaded when asked for, and
     `error` where a model's files cannot be loaded. A model with an adapter is listed separately, with `base`.
     """
+    request, context = call.request, call.context
     if context.models is not None:
         listed = [_of(model, request) for model in context.models.all]
         ids = [model.id for model in context.models.all]
@@ -38,29 +38,29 @@ async def list_models(request: Request, context: InContext) -> dict[str, Any]:
 
 
 @router.get(f"{PREFIX}/{{model_id:path}}")
-async def get_model(model_id: str, request: Request, context: InContext) -> dict[str, Any]:
+async def get_model(model_id: str, call: OfModel) -> dict[str, Any]:
     """One of the served models, by its id or the last part of it."""
-    if context.models is not None:
-        return _of(context.models.of(model_id), request)
-    served = context.service.served
+    if call.context.models is not None:
+        return _of(call.context.models.of(model_id), call.request)
+    served = call.service.served
     served.check_name(model_id)
-    return _anthropic_model(served) if _is_anthropic(request) else _model(served)
+    return _anthropic_model(served) if _is_anthropic(call.request) else _model(served)
 
 
 @router.post(f"{PREFIX}/{{model_id:path}}/load")
-async def load_model(model_id: str, request: Request, context: InContext) -> dict[str, Any]:
+async def load_model(model_id: str, call: OfModel) -> dict[str, Any]:
     """Load a model's weights, if they are not here. Answers when they are."""
-    model = _one_of_several(context, model_id)
-    await while_connected(request.receive, model.ready())
-    return _of(model, request)
+    model = _one_of_several(call.context, model_id)
+    await call.while_connected(model.ready())
+    return _of(model, call.request)
 
 
 @router.post(f"{PREFIX}/{{model_id:path}}/unload")
-async def unload_model(model_id: str, request: Request, context: InContext) -> dict[str, Any]:
+async def unload_model(model_id: str, call: OfModel) -> dict[str, Any]:
     """Unload a model's weights as soon as nothing runs on them. Answers when they are gone; what is stored stays."""
-    model = _one_of_several(context, model_id)
-    await while_connected(request.receive, model.unloaded())
-    return _of(model, request)
+    model = _one_of_several(call.context, model_id)
+    await call.while_connected(model.unloaded())
+    return _of(model, call.request)
 
 
 def _one_of_several(context: Context, model_id: str) -> ServedModel[ChatService]:

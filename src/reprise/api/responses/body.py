@@ -97,7 +97,6 @@ class ResponsesBody(AnswerControls):
     """A chat to answer, as items."""
 
     id_prefix = "resp_"
-    model: str | None = None
     input: str | list[Item]
     instructions: str | None = None
     previous_response_id: str | None = None

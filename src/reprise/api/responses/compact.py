@@ -10,20 +10,22 @@ from dataclasses import replace
 from typing import Any
 from uuid import uuid4
 
-from fastapi import Request
-
 from reprise.api.http.encoding import JsonResponse
-from reprise.api.http.sse import while_connected
 from reprise.api.responses.body import Item, ResponsesBody, ResponseTool
 from reprise.api.responses.reply import usage_body
-from reprise.api.responses.request import input_items, service_request_of, with_referenced_items
+from reprise.api.responses.request import (
+    earlier_items,
+    input_items,
+    previous_of,
+    service_request_of,
+    with_referenced_items,
+)
 from reprise.api.responses.store import Stored
 from reprise.api.service.exchange import ServiceRequest
 from reprise.api.service.reasoning_signature import encode_reasoning
-from reprise.api.service.service import ChatService
 from reprise.api.wire.background import refuse_unstreamed
 from reprise.api.wire.body_reading import api_router
-from reprise.api.wire.context import BackgroundHeader, Context, InContext, Namespace
+from reprise.api.wire.context import RouteCall, ToAnswer
 from reprise.chat.answer import Answer
 from reprise.chat.request import ChatRequest
 from reprise.core.errors import BadRequest, EngineFailed
@@ -44,28 +46,19 @@ class CompactBody(ResponsesBody):
 
 
 @router.post("/v1/responses/compact", response_model=None)
-async def compact(
-    body: CompactBody,
-    request: Request,
-    context: InContext,
-    namespace: Namespace,
-    is_background: BackgroundHeader = False,
-) -> JsonResponse:
+async def compact(body: CompactBody, call: ToAnswer) -> JsonResponse:
     """Summarise a chat. The next turn is prefilled while idle, up to the user's next words."""
-    refuse_unstreamed(is_background=is_background)
-    made = await while_connected(request.receive, _compacted(body, context, namespace))
+    refuse_unstreamed(is_background=call.is_background)
+    made = await call.while_connected(_compacted(body, call))
     return JsonResponse(made, headers={"x-request-id": made["id"]})
 
 
-async def _compacted(body: CompactBody, context: Context, namespace: str) -> dict[str, Any]:
-    service, previous_id = context.service, body.previous_response_id
-    previous = None if previous_id is None else context.responses.get(previous_id, namespace=namespace)
-    asked = with_referenced_items(_asked(body, previous), lambda one: context.responses.item(one, namespace=namespace))
-    kept = [_kept_message(item) for item in (*_earlier(previous), *input_items(asked)) if _is_kept(item)]
-    request = await service.off_loop(
-        lambda: _summary_request(asked, previous, kept, namespace=namespace, service=service)
-    )
-    reply = await service.start(request)
+async def _compacted(body: CompactBody, call: RouteCall) -> dict[str, Any]:
+    previous = previous_of(body.previous_response_id, call)
+    asking = with_referenced_items(_asking(body, previous), call)
+    kept = [_kept_message(item) for item in (*earlier_items(previous), *input_items(asking)) if _is_kept(item)]
+    request = await call.service.off_loop(lambda: _summary_request(asking, previous, kept, call))
+    reply = await call.service.start(request)
     async with reply:
         async for _ in reply.events():
             pass
@@ -79,7 +72,7 @@ async def _compacted(body: CompactBody, context: Context, namespace: str) -> dic
     }
 
 
-def _asked(body: CompactBody, previous: Stored | None) -> ResponsesBody:
+def _asking(body: CompactBody, previous: Stored | None) -> ResponsesBody:
     """The chat as a body to answer, without what would give the answer another form than a summary has.
 
     What was before the chat's messages in the previous response is before them here too, unless the body gives its own:
@@ -99,24 +92,12 @@ def _asked(body: CompactBody, previous: Stored | None) -> ResponsesBody:
 
 
 def _summary_request(
-    body: ResponsesBody,
-    previous: Stored | None,
-    kept: Sequence[dict[str, Any]],
-    *,
-    namespace: str,
-    service: ChatService,
+    body: ResponsesBody, previous: Stored | None, kept: Sequence[dict[str, Any]], call: RouteCall
 ) -> ServiceRequest:
     """The request for a summary of the chat, which continues from the summary after the `kept` messages."""
 
     def request_of(earlier: Sequence[Item], *items: Item) -> ServiceRequest:
-        return service_request_of(
-            body.model_copy(update={"input": list(items)}),
-            earlier,
-            request_id=f"resp_{uuid4().hex}",
-            namespace=namespace,
-            served=service.served,
-            limits=service.limits,
-        )
+        return service_request_of(body.model_copy(update={"input": list(items)}), earlier, call.asked)
 
     def next_chat(answer: Answer) -> ChatRequest:
         items = (Item.model_validate(item) for item in _output(kept, _summary(answer)))
@@ -125,12 +106,8 @@ def _summary_request(
         # Messages after the summary need not be the user's words.
         return replace(chat, breakpoints=(len(chat.messages) - 1,))
 
-    request = request_of(_earlier(previous), *input_items(body), Item(role="user", content=INSTRUCTION))
+    request = request_of(earlier_items(previous), *input_items(body), Item(role="user", content=INSTRUCTION))
     return replace(request, next_chat=next_chat)
-
-
-def _earlier(previous: Stored | None) -> tuple[Item, ...]:
-    return () if previous is None else tuple(Item.model_validate(item) for item in previous.chat)
 
 
 def _summary(answer: Answer) -> str:

@@ -1,23 +1,23 @@
 """From the body of a responses request to the internal request."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from reprise.api.http.body import answer_bound, unknown_fields
-from reprise.api.http.limits import Limits
+from reprise.api.http.body import answer_bound
 from reprise.api.openai.fields import prewarms, retained_for_s
 from reprise.api.responses.body import IGNORED, REFUSED, Item, ResponsesBody
 from reprise.api.responses.items import MessageWriter, speaker_of
+from reprise.api.responses.store import Stored
 from reprise.api.responses.tools import hosted_tools, own_tools, tool_choice_of
 from reprise.api.service.exchange import ServiceRequest
-from reprise.api.service.served import Served
-from reprise.api.service.unread import NO_QUESTION, Speaker, UnreadParts, newest_question_at, question_of
+from reprise.api.service.served import Asked
+from reprise.api.wire.context import RouteCall
 from reprise.api.wire.controls import (
     ThinkingSwitch,
     check_stream_options,
+    checked_notes,
     grammar_of,
     is_on,
-    refuse_foreign,
     stop_tokens_of,
     thinking_options,
 )
@@ -26,49 +26,33 @@ from reprise.chat.request import ChatRequest
 from reprise.core.errors import BadRequest
 
 _LOGPROBS = "message.output_text.logprobs"
+_TRUNCATION = "`truncation` has no effect: prompts that are too long are refused"
 
 
-def service_request_of(
-    body: ResponsesBody,
-    earlier: Sequence[Item],
-    *,
-    request_id: str,
-    namespace: str,
-    served: Served,
-    limits: Limits,
-) -> ServiceRequest:
+def service_request_of(body: ResponsesBody, earlier: Sequence[Item], asked: Asked) -> ServiceRequest:
     """The request that a body asks for, after the `earlier` items. Raises BadRequest naming the field, or UnknownModel.
 
     `instructions` are those of this request alone, as in OpenAI's API.
     """
-    served.check_name(body.model)
-    notes = unknown_fields(body, ignored=IGNORED, refused=REFUSED)
-    refuse_foreign(body)
+    notes = checked_notes(body, asked, ignored=IGNORED, refused=REFUSED)
     check_stream_options(body.stream_options, stream=body.stream)
-    _check(body, limits)
+    _check(body)
     given = body.tools or []
     tools = own_tools(given)
-    if max(len(given), len(tools)) > limits.max_tools:
-        raise BadRequest(f"Too many tools: at most {limits.max_tools} are accepted. Send fewer.", param="tools")
+    asked.check_num(tools=max(len(given), len(tools)))
     tool_choice = tool_choice_of(body, tools)
     grammar = grammar_of(body, (_grammar(body),))
     items = (*earlier, *input_items(body))
-    speakers: list[Speaker] = [speaker_of(item) for item in items]
-    question_at = newest_question_at(speakers)
-    question = NO_QUESTION if question_at is None else question_of(items[question_at].content)
-    unread = UnreadParts(
-        question_at, question, refused=served.refused_questions, namespace=namespace, images=served.image_parts
-    )
+    unread = asked.unread([(speaker_of(item), item.content) for item in items], is_asked=True)
     writer = MessageWriter(body.instructions, unread)
     for item in earlier:
         writer.add(item, "previous_response_id")
     for at, item in enumerate(input_items(body)):
         writer.add(item, f"input[{at}]")
-    if len(writer.messages) > limits.max_messages:
-        raise BadRequest(f"Too many messages: at most {limits.max_messages} are accepted. Send fewer.", param="input")
-    sampling, origins = served.sampling.sampling({"temperature": body.temperature, "top_p": body.top_p})
+    asked.check_num(messages=len(writer.messages), param="input")
+    sampling, origins = asked.served.sampling.sampling({"temperature": body.temperature, "top_p": body.top_p})
     return ServiceRequest(
-        id=request_id,
+        id=body.request_id,
         api="responses",
         prompt=ChatRequest(messages=writer.messages, tools=tools, template_options=_template_options(body)),
         sampling=sampling,
@@ -77,22 +61,18 @@ def service_request_of(
         generates=body.generate is not False and not prewarms(body.prompt_cache_options),
         min_tokens=body.min_tokens or 0,
         ignores_eos=body.ignore_eos is True,
-        stop_tokens=stop_tokens_of(body, served),
+        stop_tokens=stop_tokens_of(body, asked),
         thinking_budget=body.thinking.budget_tokens if isinstance(body.thinking, ThinkingSwitch) else None,
         tool_choice=tool_choice,
         streams_calls=body.stream is True,
         allows_parallel_calls=body.parallel_tool_calls is not False,
         grammar=grammar,
-        namespace=namespace,
+        namespace=asked.namespace,
         chat=body.prompt_cache_key,
         retain_for_s=retained_for_s(body.prompt_cache_retention, body.prompt_cache_options),
         notes=(
             *notes,
-            *(
-                ("`truncation` has no effect: prompts that are too long are refused",)
-                if body.truncation == "auto"
-                else ()
-            ),
+            *([_TRUNCATION] if body.truncation == "auto" else []),
             *writer.notes,
             *(f"unsupported server tool left out: {kind[:64]}" for kind in hosted_tools(given)),
         ),
@@ -106,10 +86,20 @@ def input_items(body: ResponsesBody) -> list[Item]:
     return body.input
 
 
-def with_referenced_items(body: ResponsesBody, find: Callable[[str], Mapping[str, Any] | None]) -> ResponsesBody:
-    """The body with the items that it refers to in the places of the references. Raises BadRequest.
+def previous_of(response_id: str | None, call: RouteCall) -> Stored | None:
+    """The response of the caller's with this id; None without an id. Raises NotFound."""
+    return None if response_id is None else call.context.responses.get(response_id, namespace=call.namespace)
 
-    `find` gives an item that this server wrote before and has kept, by its id.
+
+def earlier_items(previous: Stored | None) -> list[Item]:
+    """The items that a response after this one continues."""
+    return [] if previous is None else [Item.model_validate(item) for item in previous.chat]
+
+
+def with_referenced_items(body: ResponsesBody, call: RouteCall) -> ResponsesBody:
+    """The body with the items that it refers to, which this server has kept, in the places of the references.
+
+    Raises BadRequest.
     """
     if isinstance(body.input, str) or all(item.type != "item_reference" for item in body.input):
         return body
@@ -118,7 +108,7 @@ def with_referenced_items(body: ResponsesBody, find: Callable[[str], Mapping[str
         if item.type != "item_reference":
             items.append(item)
             continue
-        found = None if item.id is None else find(item.id)
+        found = None if item.id is None else call.context.responses.item(item.id, namespace=call.namespace)
         if found is None:
             raise BadRequest(
                 f"Item with id {(item.id or '')[:80]!r} not found. Items of responses are kept in memory, unless "
@@ -129,7 +119,7 @@ def with_referenced_items(body: ResponsesBody, find: Callable[[str], Mapping[str
     return body.model_copy(update={"input": items})
 
 
-def _check(body: ResponsesBody, limits: Limits) -> None:
+def _check(body: ResponsesBody) -> None:
     if len(body.input) == 0:
         raise BadRequest("Send at least one input item.", param="input")
     if _LOGPROBS in (body.include or ()) or (body.top_logprobs or 0) > 0:

@@ -5,23 +5,29 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
-from fastapi import Header, Query, Request
+from fastapi import Header, Query
 from starlette.responses import Response
 
 from reprise.api.http.encoding import JsonResponse
 from reprise.api.http.errors import Problem, openai_shape, problem_of
-from reprise.api.http.sse import comment_line, event_lines, while_connected
-from reprise.api.responses.body import InputTokensBody, Item, ResponsesBody
+from reprise.api.http.sse import comment_line, event_lines
+from reprise.api.responses.body import InputTokensBody, ResponsesBody
 from reprise.api.responses.reply import Event, OutputItems, response_body, status_of
-from reprise.api.responses.request import input_items, service_request_of, with_referenced_items
+from reprise.api.responses.request import (
+    earlier_items,
+    input_items,
+    previous_of,
+    service_request_of,
+    with_referenced_items,
+)
 from reprise.api.responses.store import Stored, stored
 from reprise.api.responses.tools import callees
-from reprise.api.service.caller import Caller, with_body
+from reprise.api.service.caller import with_body
 from reprise.api.service.exchange import AnswerDelta, AnswerEnd, Began, ServiceRequest, StillWaiting
 from reprise.api.service.reply import Reply
 from reprise.api.wire.background import refuse_unstreamed
 from reprise.api.wire.body_reading import api_router
-from reprise.api.wire.context import BackgroundHeader, Context, EventNumber, FromCaller, InContext, Namespace
+from reprise.api.wire.context import EventNumber, OfModel, RouteCall, ToAnswer
 from reprise.api.wire.wire import Wire, respond
 from reprise.chat.request import ChatRequest
 from reprise.core.errors import BadRequest, ContextTooLong, NotFound, RequestCancelled
@@ -35,7 +41,7 @@ _SEALED = "reasoning.encrypted_content"
 class _ResponseExchange:
     """One request: what was asked, after which response, and the output so far."""
 
-    context: Context
+    call: RouteCall
     body: ResponsesBody
     request: ServiceRequest
     previous: Stored | None
@@ -47,7 +53,7 @@ class _ResponseExchange:
             self.body,
             response_id=self.request.id,
             created=self.created,
-            model=self.context.service.served.id,
+            model=self.call.service.served.id,
             sampling=self.request.sampling,
             status=status,
             output=self.output.items,
@@ -61,7 +67,7 @@ class _ResponseExchange:
         if self.body.store is not False:
             items = [item.model_dump(exclude_unset=True) for item in input_items(self.body)]
             entry = stored(made, self.previous, items, namespace=self.request.namespace)
-            self.context.responses.add(entry)
+            self.call.context.responses.add(entry)
         return made
 
     def failed(self, problem: Problem) -> dict[str, Any]:
@@ -72,37 +78,22 @@ class _ResponseExchange:
 
 
 @router.post("/v1/responses", response_model=None)
-async def create_response(
-    body: ResponsesBody,
-    request: Request,
-    context: InContext,
-    namespace: Namespace,
-    caller: FromCaller,
-    *,
-    goes_on: BackgroundHeader = False,
-) -> Response:
+async def create_response(body: ResponsesBody, call: ToAnswer) -> Response:
     """Answer a chat. With `background` the answer continues without its client: see docs/background.md."""
     is_streamed = body.stream is True
-    if goes_on and is_streamed:
+    if call.is_background and is_streamed:
         body = body.model_copy(update={"background": True})
     is_background = body.background is True
     if not is_streamed and not is_background:
-        refuse_unstreamed(is_background=goes_on)
-    exchange = await while_connected(request.receive, _prepare(body, context, namespace, caller))
+        refuse_unstreamed(is_background=call.is_background)
+    call = replace(call, is_background=is_background)
+    exchange = await call.while_connected(_prepare(body, call))
 
     async def start() -> ResponsesWire:
-        return ResponsesWire(exchange, await context.service.start(exchange.request))
+        return ResponsesWire(exchange, await call.service.start(exchange.request))
 
     try:
-        return await respond(
-            request,
-            context,
-            start,
-            namespace=namespace,
-            is_streamed=is_streamed,
-            is_background=is_background,
-            has_state=True,
-        )
+        return await respond(call, start, is_streamed=is_streamed, has_state=True)
     except ContextTooLong as error:
         if not is_streamed:
             raise
@@ -112,24 +103,21 @@ async def create_response(
 
 
 @router.post("/v1/responses/input_tokens")
-async def count_input_tokens(
-    body: InputTokensBody, request: Request, context: InContext, namespace: Namespace, caller: FromCaller
-) -> dict[str, Any]:
+async def count_input_tokens(body: InputTokensBody, call: OfModel) -> dict[str, Any]:
     """How many tokens the prompt of such a request has."""
 
     async def count() -> int:
-        asked = (await _prepare(body, context, namespace, caller)).request.prompt
-        assert isinstance(asked, ChatRequest)
-        return len((await context.service.render(asked, namespace=namespace, is_final=False)).prompt)
+        chat = (await _prepare(body, call)).request.prompt
+        assert isinstance(chat, ChatRequest)
+        return len((await call.service.render(chat, namespace=call.namespace, is_final=False)).prompt)
 
-    return {"object": "response.input_tokens", "input_tokens": await while_connected(request.receive, count())}
+    return {"object": "response.input_tokens", "input_tokens": await call.while_connected(count())}
 
 
 @router.get("/v1/responses/{response_id}", response_model=None)
 async def get_response(
     response_id: str,
-    context: InContext,
-    namespace: Namespace,
+    call: OfModel,
     *,
     stream: bool = False,
     starting_after: Annotated[EventNumber, Query()] = -1,
@@ -140,20 +128,20 @@ async def get_response(
     With `stream` the events of one in the background, from behind the number `starting_after` (or `Last-Event-ID`).
     """
     if stream:
-        answer = context.background.get(response_id, namespace=namespace)
+        answer = call.context.background.get(response_id, namespace=call.namespace)
         return answer.stream(after=max(starting_after, last_event_id))
-    answer = context.background.find(response_id, namespace=namespace)
+    answer = call.context.background.find(response_id, namespace=call.namespace)
     if answer is not None and answer.state is not None:
         return JsonResponse(answer.state())
-    return JsonResponse(context.responses.get(response_id, namespace=namespace).body)
+    return JsonResponse(call.context.responses.get(response_id, namespace=call.namespace).body)
 
 
 @router.post("/v1/responses/{response_id}/cancel")
-async def cancel_response(response_id: str, context: InContext, namespace: Namespace) -> dict[str, Any]:
+async def cancel_response(response_id: str, call: OfModel) -> dict[str, Any]:
     """End a response that is made in the background; what was computed stays in the cache. One that is over stays."""
-    answer = context.background.find(response_id, namespace=namespace)
+    answer = call.context.background.find(response_id, namespace=call.namespace)
     if answer is None or answer.state is None:
-        made = context.responses.get(response_id, namespace=namespace).body
+        made = call.context.responses.get(response_id, namespace=call.namespace).body
         if not made["background"]:
             raise BadRequest("Only a background response can be cancelled this way. Disconnect to cancel this one.")
         return made
@@ -163,14 +151,14 @@ async def cancel_response(response_id: str, context: InContext, namespace: Names
 
 
 @router.delete("/v1/responses/{response_id}")
-async def delete_response(response_id: str, context: InContext, namespace: Namespace) -> dict[str, Any]:
+async def delete_response(response_id: str, call: OfModel) -> dict[str, Any]:
     """Forget a response, and end it if it is being made."""
-    answer = context.background.find(response_id, namespace=namespace)
+    answer = call.context.background.find(response_id, namespace=call.namespace)
     if answer is not None:
-        context.background.drop(answer, "The response was deleted.")
+        call.context.background.drop(answer, "The response was deleted.")
         await answer.wait()
     try:
-        context.responses.delete(response_id, namespace=namespace)
+        call.context.responses.delete(response_id, namespace=call.namespace)
     except NotFound:
         if answer is None:
             raise
@@ -178,9 +166,9 @@ async def delete_response(response_id: str, context: InContext, namespace: Names
 
 
 @router.get("/v1/responses/{response_id}/input_items")
-async def list_input_items(response_id: str, context: InContext, namespace: Namespace) -> dict[str, Any]:
+async def list_input_items(response_id: str, call: OfModel) -> dict[str, Any]:
     """The items that a response answered, newest first."""
-    entry = context.responses.get(response_id, namespace=namespace)
+    entry = call.context.responses.get(response_id, namespace=call.namespace)
     own = entry.items[len(entry.items) - entry.num_input :]
     items = [{"id": f"{response_id}_{at}", "type": "message", **item} for at, item in enumerate(own)][::-1]
     return {
@@ -192,37 +180,25 @@ async def list_input_items(response_id: str, context: InContext, namespace: Name
     }
 
 
-async def _prepare(body: ResponsesBody, context: Context, namespace: str, caller: Caller) -> _ResponseExchange:
-    previous_id = body.previous_response_id
-    previous = None if previous_id is None else context.responses.get(previous_id, namespace=namespace)
+async def _prepare(body: ResponsesBody, call: RouteCall) -> _ResponseExchange:
     # On the event loop, where what is kept does not change meanwhile.
-    body = with_referenced_items(body, lambda item_id: context.responses.item(item_id, namespace=namespace))
-    return await context.service.off_loop(lambda: _exchange(body, context, previous, namespace, caller))
+    previous = previous_of(body.previous_response_id, call)
+    body = with_referenced_items(body, call)
+    return await call.service.off_loop(lambda: _exchange(body, call, previous))
 
 
-def _exchange(
-    body: ResponsesBody, context: Context, previous: Stored | None, namespace: str, caller: Caller
-) -> _ResponseExchange:
-    service = context.service
-    earlier = () if previous is None else tuple(Item.model_validate(item) for item in previous.chat)
-    request = service_request_of(
-        body,
-        earlier,
-        request_id=body.request_id,
-        namespace=namespace,
-        served=service.served,
-        limits=service.limits,
-    )
+def _exchange(body: ResponsesBody, call: RouteCall, previous: Stored | None) -> _ResponseExchange:
+    request = service_request_of(body, earlier_items(previous), call.asked)
     reasoning = body.reasoning
     wants_summary = reasoning is not None and (reasoning.summary or reasoning.generate_summary or "none") != "none"
     return _ResponseExchange(
-        context=context,
+        call=call,
         body=body,
         request=replace(
             request,
             # A chat that is continued by ids is named by its first response.
             chat=request.chat if request.chat is not None or previous is None else previous.first_id,
-            caller=with_body(caller, (body.model_extra or {}).get("client_metadata")),
+            caller=with_body(call.caller, (body.model_extra or {}).get("client_metadata")),
         ),
         previous=previous,
         output=OutputItems(
@@ -238,7 +214,7 @@ class ResponsesWire(Wire[Reply]):
     """An answer as a response, with numbered events."""
 
     def __init__(self, exchange: _ResponseExchange, reply: Reply) -> None:
-        super().__init__(exchange.context, reply, request_id=exchange.request.id)
+        super().__init__(exchange.call, reply, request_id=exchange.request.id)
         self.state = self._latest
         self._exchange = exchange
         self._num_events = 0

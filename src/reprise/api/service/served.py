@@ -6,8 +6,17 @@ from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
-from reprise.api.service.image_parts import ImageLimits, ImageParts, image_limits
-from reprise.api.service.unread import RefusedQuestions
+from reprise.api.http.limits import Limits
+from reprise.api.service.image_parts import ImageLimits, image_limits
+from reprise.api.service.unread import (
+    NO_QUESTION,
+    ReadablePart,
+    RefusedQuestions,
+    Speaker,
+    UnreadParts,
+    newest_question_at,
+    question_of,
+)
 from reprise.chat.grammars.grammar import Grammars
 from reprise.chat.rendering.render import Renderer, RenderSettings
 from reprise.chat.text_model import TextModel
@@ -60,11 +69,6 @@ class Served:
     refused_questions: RefusedQuestions = field(default_factory=RefusedQuestions)
     """Questions with images and the like that were refused, so that the chats they stand in can go on."""
 
-    @property
-    def image_parts(self) -> ImageParts | None:
-        """Reads the images of one request; None: the model sees none."""
-        return None if self.image_limits is None else ImageParts(self.image_limits)
-
     def check_name(self, name: str | None) -> None:
         """Raise UnknownModel unless a request that names this model can be served. None means the served model."""
         if name is None or self.accepts_any_name or name in (self.id, PurePath(self.id).name):
@@ -96,6 +100,59 @@ class Served:
         if room < 1:
             raise prompt_too_long(num_prompt, self.context)
         return room if wanted is None else min(wanted, room)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What a body is read for: the model that it asks, the server's limits, and the caller's namespace."""
+
+    served: Served
+    limits: Limits
+    namespace: str = ""
+
+    def check_num(self, *, messages: int = 0, tools: int = 0, param: str = "messages") -> None:
+        """Raise BadRequest for more messages, which are in `param`, or more tools than one request may have."""
+        if messages > self.limits.max_messages:
+            raise BadRequest(
+                f"Too many messages: at most {self.limits.max_messages} are accepted. Send fewer.", param=param
+            )
+        if tools > self.limits.max_tools:
+            raise BadRequest(
+                f"Too many tools: at most {self.limits.max_tools} are accepted. Send fewer.", param="tools"
+            )
+
+    def stops(self, given: str | Sequence[str] | None, *, param: str = "stop") -> tuple[str, ...]:
+        """The stop strings of a request. Raises BadRequest."""
+        stops = (given,) if isinstance(given, str) else tuple(given or ())
+        if len(stops) > self.limits.max_stops:
+            most = f"at most {self.limits.max_stops} are accepted"
+            raise BadRequest(f"`{param}` has {len(stops)} strings; {most}.", param=param)
+        if "" in stops:
+            raise BadRequest(f"`{param}` contains an empty string, which would end every answer at once.", param=param)
+        return stops
+
+    def top_k(self, given: int | None) -> int | None:
+        """The number of likeliest tokens, 0 where that is off. Raises BadRequest for more than there are."""
+        vocab_size = self.served.text.vocab_size
+        if given is not None and given > vocab_size:
+            raise BadRequest(f"`top_k` is {given}, but the vocabulary has only {vocab_size} tokens.", param="top_k")
+        return None if given is None else max(0, given)
+
+    def unread(
+        self, messages: Sequence[tuple[Speaker, str | Sequence[ReadablePart] | None]], *, is_asked: bool
+    ) -> UnreadParts:
+        """What stands for the parts of messages, by speaker and content, that the model does not read.
+
+        `is_asked`: they are to be answered, so a refused question is remembered.
+        """
+        at = newest_question_at([speaker for speaker, _ in messages])
+        return UnreadParts(
+            at,
+            NO_QUESTION if at is None else question_of(messages[at][1]),
+            refused=self.served.refused_questions if is_asked else None,
+            namespace=self.namespace,
+            images=self.served.image_limits,
+        )
 
 
 def unknown_adapter(name: str, served: Sequence[str]) -> UnknownModel:

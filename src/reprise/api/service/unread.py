@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import Any, Literal, Protocol, cast
 
-from reprise.api.service.image_parts import IMAGE_TYPES, ImageParts, link_of
+from reprise.api.service.image_parts import IMAGE_TYPES, ImageLimits, ImageParts, link_of
 from reprise.chat.images import image_of
 from reprise.chat.message_format import joined_text
 from reprise.chat.request import ChatRequest
@@ -132,8 +132,8 @@ class UnreadParts:
     """Writes the texts that stand for parts that cannot be read, and counts them.
 
     `question_at` is the place of the newest question, and `question` what it asks; `refused` remembers those of this
-    `namespace` that were refused. `images` reads images; None: the model sees none. The texts say nothing but the kind,
-    so they are the same in every later request.
+    `namespace` that were refused. `images`: how many are read, and how large; None: the model sees none. The texts say
+    nothing but the kind, so they are the same in every later request.
     """
 
     def __init__(
@@ -143,9 +143,9 @@ class UnreadParts:
         *,
         refused: RefusedQuestions | None = None,
         namespace: str = "",
-        images: ImageParts | None = None,
+        images: ImageLimits | None = None,
     ) -> None:
-        self._images = images
+        self._images = None if images is None else ImageParts(images)
         self._refused = RefusedQuestions() if refused is None else refused
         goes_on = self._refused.goes_on(question, namespace=namespace)
         self._question_at = None if goes_on else question_at

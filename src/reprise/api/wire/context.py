@@ -1,15 +1,18 @@
 """What routes find in the application: the service, its limits, and the sender of a request."""
 
 import re
+from collections.abc import Coroutine
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast
 
 from fastapi import Depends, Header, Query, Request
 from pydantic import BeforeValidator
 
 from reprise.api.http.errors import ErrorFormats
+from reprise.api.http.sse import while_connected
 from reprise.api.service.caller import Caller, caller_of
 from reprise.api.service.models import Models, ServedModel
+from reprise.api.service.served import Asked
 from reprise.api.service.service import ChatService
 from reprise.api.watch.event_hub import EventHub
 from reprise.api.watch.ledger import Ledger
@@ -20,6 +23,8 @@ from reprise.core.settings import Settings
 
 if TYPE_CHECKING:
     from reprise.api.responses.store import ResponseStore
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -72,44 +77,74 @@ MODEL_IN_SCOPE = "reprise.model"
 """Where the model stands that a request's body names."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RouteCall:
+    """One request to a route: what it finds in the application, and who sends it.
+
+    `namespace` is that of the caller's API key: its responses, records and pins are its own, and the prefix cache is
+    shared unless `ChatService.cache_namespace` says otherwise. `is_background`: a stream continues without its client.
+    """
+
+    request: Request
+    context: Context
+    is_background: bool = False
+
+    @property
+    def namespace(self) -> str:
+        return cast(str, self.request.scope.get("reprise.namespace", ""))
+
+    @property
+    def caller(self) -> Caller:
+        """Which agent sends it, as far as the headers say."""
+        return caller_of(self.request.headers)
+
+    @property
+    def service(self) -> ChatService:
+        return self.context.service
+
+    @property
+    def asked(self) -> Asked:
+        """What its body is read for."""
+        return Asked(served=self.service.served, limits=self.service.limits, namespace=self.namespace)
+
+    async def while_connected(self, work: Coroutine[Any, Any, T]) -> T:
+        """Await the work; see `while_connected`."""
+        return await while_connected(self.request.receive, work)
+
+
 # All `async`: FastAPI calls each of the others on another thread, for every request.
 
 
-async def _context(request: Request) -> Context:
+async def _of_model(request: Request) -> RouteCall:
     context = cast(Context, request.app.state.context)
     if context.models is None:
         context.service.served.check_name(request.query_params.get("model"))
-        return context
+        return RouteCall(request=request, context=context)
     named = cast(ServedModel[ChatService] | None, request.scope.get(MODEL_IN_SCOPE))
-    return context.of(named if named is not None else context.models.of(request.query_params.get("model")))
+    model = named if named is not None else context.models.of(request.query_params.get("model"))
+    return RouteCall(request=request, context=context.of(model))
 
 
-async def _server(request: Request) -> Context:
-    return cast(Context, request.app.state.context)
+async def _of_server(request: Request) -> RouteCall:
+    return RouteCall(request=request, context=request.app.state.context)
 
 
-async def _namespace(request: Request) -> str:
-    return cast(str, request.scope.get("reprise.namespace", ""))
+async def _to_answer(request: Request, is_background: Annotated[bool, Header(alias=HEADER)] = False) -> RouteCall:
+    return replace(await _of_model(request), is_background=is_background)
 
 
-async def _caller(request: Request) -> Caller:
-    return caller_of(request.headers)
-
-
-InContext = Annotated[Context, Depends(_context)]
+OfModel = Annotated[RouteCall, Depends(_of_model)]
 """With the service of the model that is meant, which has been loaded at least once."""
 
-OfServer = Annotated[Context, Depends(_server)]
+OfServer = Annotated[RouteCall, Depends(_of_server)]
 """With the service of the first model, for what is asked of all of them."""
+
+ToAnswer = Annotated[RouteCall, Depends(_to_answer)]
+"""As `OfModel`, with the header that lets a stream continue without its client (`api/wire/background.py`)."""
 
 ModelName = Annotated[
     str | None, Query(alias="model", max_length=500, description="One of several models; without it, all of them.")
 ]
-
-Namespace = Annotated[str, Depends(_namespace)]
-"""The namespace of the caller's API key: its responses, records and pins are its own.
-
-The prefix cache is shared unless `ChatService.cache_namespace` says otherwise."""
 
 
 def _event_number(given: object) -> int:
@@ -123,9 +158,3 @@ def _event_number(given: object) -> int:
 
 EventNumber = Annotated[int, BeforeValidator(_event_number)]
 """After which event of a background answer its stream continues, written as the server writes it."""
-
-FromCaller = Annotated[Caller, Depends(_caller)]
-"""Which agent sends it, as far as the headers say."""
-
-BackgroundHeader = Annotated[bool, Header(alias=HEADER)]
-"""The header that lets a stream continue without its client (`api/wire/background.py`)."""

@@ -7,8 +7,8 @@ from uuid import uuid4
 
 from pydantic import Field, PrivateAttr
 
-from reprise.api.http.body import Body
-from reprise.api.service.served import Served
+from reprise.api.http.body import Body, unknown_fields
+from reprise.api.service.served import Asked
 from reprise.chat.grammars.grammar import Grammar, choice, context_free, json_object, json_schema, regex
 from reprise.core.errors import BadRequest
 
@@ -36,6 +36,7 @@ class AnswerControls(Body):
     id_prefix: ClassVar[str] = ""
     _request_id: str | None = PrivateAttr(default=None)
 
+    model: str | None = None
     structured_outputs: StructuredOutputs | None = None
     guided_json: dict[str, Any] | str | None = None
     guided_regex: str | None = None
@@ -57,6 +58,22 @@ class AnswerControls(Body):
         if self._request_id is None:
             self._request_id = f"{self.id_prefix}{uuid4().hex}"
         return self._request_id
+
+
+def checked_notes(
+    body: AnswerControls, asked: Asked, *, ignored: frozenset[str], refused: Mapping[str, str]
+) -> tuple[str, ...]:
+    """Notes on the fields that have no effect, see `unknown_fields`.
+
+    Raises UnknownModel, and BadRequest for a field that would change the answer in a way that is not offered.
+    """
+    asked.served.check_name(body.model)
+    notes = unknown_fields(body, ignored=ignored, refused=refused)
+    for name, (harmless, advice) in FOREIGN.items():
+        value = (body.model_extra or {}).get(name)
+        if value is not None and value not in harmless:
+            raise BadRequest(f"`{name}` is not supported. {advice}", param=name)
+    return notes
 
 
 def grammar_of(controls: AnswerControls, own: Iterable[Grammar | None] = ()) -> Grammar | None:
@@ -119,10 +136,10 @@ def _schema(schema: Mapping[str, Any] | str, *, param: str) -> Grammar:
     return json_schema(cast(dict[str, Any], read), param=param)
 
 
-def stop_tokens_of(controls: AnswerControls, served: Served) -> frozenset[int]:
+def stop_tokens_of(controls: AnswerControls, asked: Asked) -> frozenset[int]:
     """The tokens that end the answer beside the model's own. Raises BadRequest for one that the model does not have."""
     wanted = frozenset(controls.stop_token_ids or ())
-    vocab_size = served.text.vocab_size
+    vocab_size = asked.served.text.vocab_size
     if any(not 0 <= token < vocab_size for token in wanted):
         raise BadRequest(
             f"`stop_token_ids` contains an invalid token id (valid: 0 to {vocab_size - 1}).", param="stop_token_ids"
@@ -169,11 +186,3 @@ FOREIGN: Mapping[str, tuple[Sequence[object], str]] = {
     "use_beam_search": ((False,), "Use `n` to get several answers."),
 }
 """Fields of other servers that change an answer and are not offered: values that change nothing, and what to do."""
-
-
-def refuse_foreign(body: Body) -> None:
-    """Raise BadRequest for a field of another server that would change the answer."""
-    for name, (harmless, advice) in FOREIGN.items():
-        value = (body.model_extra or {}).get(name)
-        if value is not None and value not in harmless:
-            raise BadRequest(f"`{name}` is not supported. {advice}", param=name)

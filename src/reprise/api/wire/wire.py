@@ -1,22 +1,21 @@
 """One answer in the form of an API: the table that each API fills in, and the route that writes all of them."""
 
 from collections import defaultdict
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, ClassVar, Generic, TypeVar
 
-from fastapi import Request
 from starlette.responses import Response
 
 from reprise.api.http.encoding import JsonResponse
 from reprise.api.http.errors import Problem, openai_shape
-from reprise.api.http.sse import EventStream, StreamSource, data_line, while_connected
+from reprise.api.http.sse import EventStream, StreamSource, data_line
 from reprise.api.service.batch import Batch
-from reprise.api.service.caller import Caller
+from reprise.api.service.caller import with_body
 from reprise.api.service.exchange import AnswerDelta, AnswerEnd, Began, ServiceRequest, StillWaiting
 from reprise.api.service.reply import Reply
 from reprise.api.wire.background import refuse_unstreamed
-from reprise.api.wire.context import Context
+from reprise.api.wire.context import RouteCall
 from reprise.core.events import Sampled
 
 R = TypeVar("R", bound=Reply | Batch)
@@ -31,11 +30,9 @@ class Wire(Generic[R]):
     stream_headers: ClassVar[Mapping[str, str]] = {}
     """Headers of streams that are not server-sent events."""
 
-    def __init__(
-        self, context: Context, reply: R, *, request_id: str, headers: Mapping[str, str] | None = None
-    ) -> None:
+    def __init__(self, call: RouteCall, reply: R, *, request_id: str, headers: Mapping[str, str] | None = None) -> None:
         """`headers`: those of the API, of streams and of whole answers."""
-        self.served = context.service.served
+        self.served = call.service.served
         self.decode = self.served.text.decode
         self.reply = reply
         self.request_id = request_id
@@ -88,10 +85,10 @@ class Wire(Generic[R]):
 AnyWire = Wire[Reply] | Wire[Batch]
 
 
-async def start_reply(context: Context, make: Callable[[], ServiceRequest], caller: Caller) -> Reply:
-    """Read a request on another thread and start its answer."""
-    request = await context.service.off_loop(make)
-    return await context.service.start(replace(request, caller=caller))
+async def start_reply(call: RouteCall, make: Callable[[], ServiceRequest], *, metadata: object = None) -> Reply:
+    """Read a request on another thread and start its answer. `metadata`: see `with_body`."""
+    request = await call.service.off_loop(make)
+    return await call.service.start(replace(request, caller=with_body(call.caller, metadata)))
 
 
 async def write_events(wire: AnyWire) -> AsyncGenerator[str, None]:
@@ -115,25 +112,18 @@ async def write_events(wire: AnyWire) -> AsyncGenerator[str, None]:
 
 
 async def respond(
-    request: Request,
-    context: Context,
-    start: Callable[[], Awaitable[AnyWire]],
-    *,
-    namespace: str,
-    is_streamed: bool,
-    is_background: bool = False,
-    has_state: bool = False,
+    call: RouteCall, start: Callable[[], Coroutine[Any, Any, AnyWire]], *, is_streamed: bool, has_state: bool = False
 ) -> Response:
-    """The response of every API: one body, or a stream, which continues without its client if it `is_background`.
+    """The response of every API: one body, or a stream, which continues without its client if the call says so.
 
     `has_state`: the wire has one, so that an answer in the background need not be streamed.
     """
     if not is_streamed and not has_state:
-        refuse_unstreamed(is_background=is_background)
-    if not is_streamed and not is_background:
-        wire, body = await while_connected(request.receive, _whole(start))
+        refuse_unstreamed(is_background=call.is_background)
+    if not is_streamed and not call.is_background:
+        wire, body = await call.while_connected(_whole(start))
         return JsonResponse(body, headers=wire.headers)
-    wire = await while_connected(request.receive, _started(start))
+    wire = await call.while_connected(start())
     source = StreamSource(
         reply=wire.reply,
         texts=write_events(wire),
@@ -141,20 +131,16 @@ async def respond(
         on_error=wire.error,
         headers={**wire.headers, **wire.stream_headers},
     )
-    if not is_background:
+    if not call.is_background:
         return EventStream(source)
-    answer = await context.background.begin(source, namespace=namespace, state=wire.state)
+    answer = await call.context.background.begin(source, namespace=call.namespace, state=wire.state)
     if is_streamed:
         return answer.stream()
     assert wire.state is not None, "it `has_state`"
     return JsonResponse(wire.state(), headers=wire.headers)
 
 
-async def _started(start: Callable[[], Awaitable[AnyWire]]) -> AnyWire:
-    return await start()
-
-
-async def _whole(start: Callable[[], Awaitable[AnyWire]]) -> tuple[AnyWire, dict[str, Any]]:
+async def _whole(start: Callable[[], Coroutine[Any, Any, AnyWire]]) -> tuple[AnyWire, dict[str, Any]]:
     wire = await start()
     async with wire.reply:
         async for event in wire.reply.events():
