@@ -212,6 +212,7 @@ def test_pins_and_clearing_are_of_one_model_or_of_all(server: httpx.Client) -> N
 
 def test_events_name_the_model_and_tell_its_state(server: httpx.Client) -> None:
     first, second = states(server)
+    ask(server, second)
     server.post(f"/v1/models/{second}/unload").raise_for_status()
     with server.stream("GET", "/v1/events") as response:
         stream = ServerEvents(response)

@@ -25,7 +25,7 @@ API_MUTANTS = (
     _mutant(
         "ChatService.called",
         "how sub-agents begin is computed behind the answer that starts them",
-        "job_id = reply.running[0].job_id",
+        "job_id = reply.choices[0].job_id",
         "job_id = None",
         tests=("tests/workloads/test_sub_agents.py", "-k", "written"),
     ),

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from reprise.api.service.exchange import AnswerEnd, EndReason, Usage
+from reprise.api.service.exchange import Usage
 from reprise.api.service.reasoning_signature import signature_of
 from reprise.chat.answer import ContentDelta, Delta, ReasoningDelta, ToolCallDelta
 from reprise.chat.tools import begun_object
@@ -81,43 +81,6 @@ class ContentBlocks:
 
     def _delta(self, delta: dict[str, Any]) -> Event:
         return {"type": "content_block_delta", "index": len(self.content) - 1, "delta": delta}
-
-
-def message(
-    message_id: str,
-    model: str,
-    usage: dict[str, Any],
-    *,
-    content: list[dict[str, Any]] | None = None,
-    ended: AnswerEnd | None = None,
-) -> dict[str, Any]:
-    """A message: whole if it is `ended`, else as it begins."""
-    return {
-        "id": message_id,
-        "type": "message",
-        "role": "assistant",
-        "model": model,
-        "content": [] if content is None else content,
-        "stop_reason": None if ended is None else stop_reason(ended),
-        "stop_sequence": None if ended is None else ended.stop,
-        "stop_details": None,
-        "container": None,
-        "usage": usage,
-    }
-
-
-def message_delta(ended: AnswerEnd, usage: dict[str, Any]) -> Event:
-    """The event before the last."""
-    delta = {"stop_reason": stop_reason(ended), "stop_sequence": ended.stop}
-    return {"type": "message_delta", "delta": delta, "usage": usage}
-
-
-def stop_reason(ended: AnswerEnd) -> str:
-    if ended.reason is EndReason.TOOL_CALLS:
-        return "tool_use"
-    if ended.reason is EndReason.LENGTH:
-        return "max_tokens"
-    return "end_turn" if ended.stop is None else "stop_sequence"
 
 
 def usage_body(usage: Usage, *, num_stored: int, pin_for_s: float | None) -> dict[str, Any]:

@@ -7,11 +7,11 @@ from pydantic import BaseModel
 from starlette.responses import Response
 
 from reprise.api.anthropic.body import CountBody, MessagesBody
-from reprise.api.anthropic.reply import PING, ContentBlocks, Event, message, message_delta, usage_body
+from reprise.api.anthropic.reply import PING, ContentBlocks, Event, usage_body
 from reprise.api.anthropic.request import prompt_of, service_request_of
 from reprise.api.http.errors import Problem
 from reprise.api.http.sse import event_lines
-from reprise.api.service.exchange import AnswerDelta, AnswerEnd, Began, StillWaiting
+from reprise.api.service.exchange import AnswerDelta, AnswerEnd, Began, EndReason, StillWaiting
 from reprise.api.service.reply import Reply
 from reprise.api.wire.body_reading import api_router
 from reprise.api.wire.context import OfModel, RouteCall, ToAnswer
@@ -104,7 +104,7 @@ class MessagesWire(Wire[Reply]):
     def end(self, event: AnswerEnd) -> Iterator[str]:
         yield from self._start()
         yield from map(_lines, self._blocks.finish())
-        yield _lines(message_delta(event, self._usage()))
+        yield _lines({"type": "message_delta", "delta": _stopped(event), "usage": self._usage()})
         yield _lines({"type": "message_stop"})
 
     def error(self, problem: Problem) -> str:
@@ -116,7 +116,7 @@ class MessagesWire(Wire[Reply]):
     def whole(self) -> dict[str, Any]:
         self._blocks.finish()
         (ended,) = self.ended
-        return message(self.request_id, self.served.id, self._usage(), content=self._blocks.content, ended=ended)
+        return self._message(self._usage()) | {"content": self._blocks.content, **_stopped(ended)}
 
     def _start(self) -> Iterator[str]:
         """With the first event: a request that waits in the queue begins too, with counts that its end corrects."""
@@ -125,12 +125,33 @@ class MessagesWire(Wire[Reply]):
         self._has_begun = True
         # What is computed is stored, as far as possible: how much of it was is known at the end.
         usage = self._usage(num_stored=self.reply.num_prompt if self._has_prefix_cache else 0)
-        yield _lines({"type": "message_start", "message": message(self.request_id, self.served.id, usage)})
+        yield _lines({"type": "message_start", "message": self._message(usage)})
+
+    def _message(self, usage: dict[str, Any]) -> dict[str, Any]:
+        """The message as it begins."""
+        return {
+            "id": self.request_id,
+            "type": "message",
+            "role": "assistant",
+            "model": self.served.id,
+            "content": [],
+            "stop_reason": None,
+            "stop_sequence": None,
+            "stop_details": None,
+            "container": None,
+            "usage": usage,
+        }
 
     def _usage(self, *, num_stored: int | None = None) -> dict[str, Any]:
         usage = self.reply.usage
         stored = usage.num_stored if num_stored is None else num_stored
         return usage_body(usage, num_stored=stored, pin_for_s=self.reply.request.pin_for_s)
+
+
+def _stopped(ended: AnswerEnd) -> dict[str, Any]:
+    reasons = {EndReason.TOOL_CALLS: "tool_use", EndReason.LENGTH: "max_tokens"}
+    at_stop = "end_turn" if ended.stop is None else "stop_sequence"
+    return {"stop_reason": reasons.get(ended.reason, at_stop), "stop_sequence": ended.stop}
 
 
 def _lines(event: Event) -> str:

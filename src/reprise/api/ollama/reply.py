@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Literal
 
@@ -12,7 +11,7 @@ from reprise.api.http.errors import Problem
 from reprise.api.openai.chat_reply import Decode, logprobs_body
 from reprise.api.service.exchange import AnswerEnd, EndReason
 from reprise.api.service.reply import Reply
-from reprise.chat.answer import ContentDelta, Delta, ReasoningDelta, ToolCall
+from reprise.chat.answer import ToolCall
 from reprise.core.events import Sampled
 
 Kind = Literal["chat", "generate"]
@@ -27,41 +26,32 @@ class OllamaErrorBody(BaseModel):
     error: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OllamaDelta:
-    """The text of a piece of an answer, in the parts of Ollama's messages."""
-
-    content: str = ""
-    thinking: str = ""
-    calls: tuple[ToolCall, ...] = ()
-
-    @property
-    def is_empty(self) -> bool:
-        return self == OllamaDelta()
-
-
-def delta_of(deltas: Sequence[Delta]) -> OllamaDelta:
-    """The texts of deltas; calls are given whole, when they are over."""
-    return OllamaDelta(
-        content="".join(delta.text for delta in deltas if isinstance(delta, ContentDelta)),
-        thinking="".join(delta.text for delta in deltas if isinstance(delta, ReasoningDelta)),
-    )
-
-
-def piece(kind: Kind, model: str, delta: OllamaDelta) -> dict[str, Any]:
+def piece(
+    kind: Kind, model: str, *, content: str = "", thinking: str = "", calls: Sequence[ToolCall] = ()
+) -> dict[str, Any]:
     """A line of a stream, or the beginning of the only object."""
-    return {"model": model, "created_at": now_text(), **_said(kind, delta), "done": False}
+    thought = {"thinking": thinking} if thinking != "" else {}
+    said: dict[str, Any] = {"response": content, **thought}
+    if kind == "chat":
+        message: dict[str, Any] = {"role": "assistant", "content": content, **thought}
+        if calls:
+            message["tool_calls"] = [
+                {"id": call.id, "function": {"index": at, "name": call.name, "arguments": _arguments(call)}}
+                for at, call in enumerate(calls)
+            ]
+        said = {"message": message}
+    return {"model": model, "created_at": now_text(), **said, "done": False}
 
 
-def last(kind: Kind, model: str, ended: AnswerEnd, reply: Reply, delta: OllamaDelta) -> dict[str, Any]:
-    """The last line: why it ended, the counts in tokens, the durations in nanoseconds.
+def counts(ended: AnswerEnd, reply: Reply) -> dict[str, Any]:
+    """What the last line has besides: why it ended, the counts in tokens, the durations in nanoseconds.
 
     `load_duration` is what passed before the engine had the request. `prompt_eval_count` is the whole prompt,
     `prompt_cached_count` (our own) what of it was not computed.
     """
     outcome, usage, load_s = ended.outcome, reply.usage, reply.render_s
     decode_s = 0.0 if outcome.ttft_s is None else outcome.total_s - outcome.ttft_s
-    return piece(kind, model, delta) | {
+    return {
         "done": True,
         # A call is a stop to Ollama's clients.
         "done_reason": "length" if ended.reason is EndReason.LENGTH else "stop",
@@ -73,12 +63,6 @@ def last(kind: Kind, model: str, ended: AnswerEnd, reply: Reply, delta: OllamaDe
         "eval_count": usage.num_completion,
         "eval_duration": int(decode_s * _NS),
     }
-
-
-def loaded(kind: Kind, model: str, *, is_unload: bool) -> dict[str, Any]:
-    """The answer to a request that has nothing to answer."""
-    body = piece(kind, model, OllamaDelta())
-    return body | {"done": True, "done_reason": "unload" if is_unload else "load"}
 
 
 def with_logprobs(body: dict[str, Any], tokens: Sequence[Sampled], decode: Decode) -> dict[str, Any]:
@@ -98,19 +82,6 @@ def line(body: object) -> str:
 
 def now_text() -> str:
     return datetime.now(UTC).isoformat().replace("+00:00", "Z")
-
-
-def _said(kind: Kind, delta: OllamaDelta) -> dict[str, Any]:
-    thinking = {"thinking": delta.thinking} if delta.thinking != "" else {}
-    if kind == "generate":
-        return {"response": delta.content, **thinking}
-    message: dict[str, Any] = {"role": "assistant", "content": delta.content, **thinking}
-    if delta.calls:
-        message["tool_calls"] = [
-            {"id": call.id, "function": {"index": at, "name": call.name, "arguments": _arguments(call)}}
-            for at, call in enumerate(delta.calls)
-        ]
-    return {"message": message}
 
 
 def _arguments(call: ToolCall) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, ClassVar
 
 from starlette.responses import Response
@@ -15,12 +16,9 @@ from reprise.api.ollama.library import dismiss_after, ends_with_request
 from reprise.api.ollama.reply import (
     NDJSON,
     Kind,
-    OllamaDelta,
     OllamaErrorBody,
-    delta_of,
-    last,
+    counts,
     line,
-    loaded,
     ollama_shape,
     piece,
     with_logprobs,
@@ -35,6 +33,7 @@ from reprise.api.wire.background import HEADER
 from reprise.api.wire.body_reading import api_router
 from reprise.api.wire.context import OfModel, RouteCall
 from reprise.api.wire.wire import Wire, respond, start_reply
+from reprise.chat.answer import ContentDelta, ReasoningDelta
 from reprise.core.backend import WeightsState
 from reprise.core.errors import BadRequest
 
@@ -116,7 +115,7 @@ async def _loaded(kind: Kind, body: AnswerBody, call: RouteCall) -> Response:
     if is_unload and models is not None:
         # As `ollama stop` does. A model that is alone stays loaded.
         await models.of(model_name(body.model)).unloaded()
-    return JsonResponse(loaded(kind, served.id, is_unload=is_unload))
+    return JsonResponse(piece(kind, served.id) | {"done": True, "done_reason": "unload" if is_unload else "load"})
 
 
 async def _answer(kind: Kind, body: OllamaChatBody | GenerateBody, call: RouteCall) -> Response:
@@ -138,23 +137,25 @@ class OllamaWire(Wire[Reply]):
 
     def __init__(self, call: RouteCall, reply: Reply, *, kind: Kind, on_end: Callable[[], None]) -> None:
         super().__init__(call, reply, request_id=reply.request.id)
-        self._kind: Kind = kind
+        self._piece = partial(piece, kind, self.served.id)
         self._on_end = on_end
 
     def waiting(self, event: StillWaiting) -> Iterator[str]:
         # Lines of JSON have no comments: an empty piece.
-        yield line(piece(self._kind, self.served.id, OllamaDelta()))
+        yield line(self._piece())
 
     def delta(self, event: AnswerDelta) -> Iterator[str]:
-        delta = delta_of(event.deltas)
-        if not delta.is_empty or event.tokens:
-            yield line(with_logprobs(piece(self._kind, self.served.id, delta), event.tokens, self.decode))
+        # Calls are given whole, when they are over.
+        content = "".join(delta.text for delta in event.deltas if isinstance(delta, ContentDelta))
+        thinking = "".join(delta.text for delta in event.deltas if isinstance(delta, ReasoningDelta))
+        if content or thinking or event.tokens:
+            yield line(with_logprobs(self._piece(content=content, thinking=thinking), event.tokens, self.decode))
 
     def end(self, event: AnswerEnd) -> Iterator[str]:
         if event.answer.tool_calls:
-            yield line(piece(self._kind, self.served.id, OllamaDelta(calls=event.answer.tool_calls)))
+            yield line(self._piece(calls=event.answer.tool_calls))
         self._on_end()
-        yield line(last(self._kind, self.served.id, event, self.reply, OllamaDelta()))
+        yield line(self._piece() | counts(event, self.reply))
 
     def error(self, problem: Problem) -> str:
         return line(ollama_shape(problem))
@@ -163,10 +164,8 @@ class OllamaWire(Wire[Reply]):
         (ended,) = self.ended
         self._on_end()
         answer = ended.answer
-        delta = OllamaDelta(content=answer.content or "", thinking=answer.reasoning or "", calls=answer.tool_calls)
-        return with_logprobs(
-            last(self._kind, self.served.id, ended, self.reply, delta), self.tokens[ended.choice], self.decode
-        )
+        said = self._piece(content=answer.content or "", thinking=answer.reasoning or "", calls=answer.tool_calls)
+        return with_logprobs(said | counts(ended, self.reply), self.tokens[ended.choice], self.decode)
 
 
 def _running(served: Served) -> dict[str, Any]:

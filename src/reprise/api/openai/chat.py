@@ -7,21 +7,14 @@ from starlette.responses import Response
 
 from reprise.api.http.sse import DONE, comment_line, data_line
 from reprise.api.openai.chat_body import ChatBody
-from reprise.api.openai.chat_reply import (
-    ChunkHead,
-    completion,
-    end_chunk,
-    piece_chunks,
-    role_chunk,
-    usage_chunk,
-    waiting_chunk,
-)
+from reprise.api.openai.chat_reply import logprobs_body, message_of, usage_body
 from reprise.api.openai.chat_request import service_request_of
 from reprise.api.service.exchange import AnswerDelta, AnswerEnd, Began, StillWaiting
 from reprise.api.service.reply import Reply
 from reprise.api.wire.body_reading import api_router
 from reprise.api.wire.context import RouteCall, ToAnswer
 from reprise.api.wire.wire import Wire, respond, start_reply
+from reprise.chat.answer import ContentDelta, Delta, ReasoningDelta, ToolCallDelta
 
 router = api_router("OpenAI")
 
@@ -43,33 +36,79 @@ class ChatWire(Wire[Reply]):
 
     def __init__(self, call: RouteCall, reply: Reply, *, includes_usage: bool) -> None:
         super().__init__(call, reply, request_id=reply.request.id)
-        self._head = ChunkHead(id=reply.request.id, created=int(reply.created), model=self.served.id)
         self._includes_usage = includes_usage
-        self._without_role = set(range(len(reply.running)))
+        self._without_role = set(range(len(reply.choices)))
 
     def began(self, event: Began) -> Iterator[str]:
         if event.choice in self._without_role:
             self._without_role.remove(event.choice)
-            yield data_line(role_chunk(self._head, event.choice))
+            yield self._chunk(event.choice, _ROLE)
 
     def waiting(self, event: StillWaiting) -> Iterator[str]:
         # Clients that give up on a silent stream count chunks, and not comments.
         for choice in sorted(self._without_role):
-            yield data_line(role_chunk(self._head, choice))
+            yield self._chunk(choice, _ROLE)
         self._without_role.clear()
-        yield comment_line(event.text) + data_line(waiting_chunk(self._head))
+        yield comment_line(event.text) + self._chunk(0, {})
 
     def delta(self, event: AnswerDelta) -> Iterator[str]:
-        for chunk in piece_chunks(self._head, event, self.decode):
-            yield data_line(chunk)
+        logprobs = logprobs_body(event.tokens, self.decode)
+        for delta in [_delta(delta) for delta in event.deltas] or [{}]:
+            yield self._chunk(event.choice, delta, logprobs=logprobs)
+            # They go with the first.
+            logprobs = None
 
     def end(self, event: AnswerEnd) -> Iterator[str]:
-        yield data_line(end_chunk(self._head, event))
+        yield self._chunk(event.choice, {}, finish_reason=str(event.reason))
 
     def done(self) -> Iterator[str]:
         if self._includes_usage:
-            yield data_line(usage_chunk(self._head, self.reply.usage))
+            yield data_line(self._object("chat.completion.chunk", []) | {"usage": usage_body(self.reply.usage)})
         yield DONE
 
     def whole(self) -> dict[str, Any]:
-        return completion(self._head, self.ended, self.tokens, self.reply.usage, self.decode)
+        choices: list[dict[str, Any]] = [
+            {
+                "index": end.choice,
+                "message": {**message_of(end.answer), "annotations": []},
+                "logprobs": logprobs_body(self.tokens[end.choice], self.decode),
+                "finish_reason": str(end.reason),
+            }
+            for end in sorted(self.ended, key=lambda end: end.choice)
+        ]
+        return self._object("chat.completion", choices) | {"usage": usage_body(self.reply.usage)}
+
+    def _chunk(
+        self,
+        index: int,
+        delta: dict[str, Any],
+        *,
+        logprobs: dict[str, Any] | None = None,
+        finish_reason: str | None = None,
+    ) -> str:
+        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
+        return data_line(self._object("chat.completion.chunk", [choice]))
+
+    def _object(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        created, model = int(self.reply.created), self.served.id
+        return {"id": self.request_id, "object": kind, "created": created, "model": model, "choices": choices}
+
+
+_ROLE = {"role": "assistant", "content": ""}
+"""The delta of a choice's first chunk."""
+
+
+def _delta(delta: Delta) -> dict[str, Any]:
+    match delta:
+        case ReasoningDelta():
+            return {"reasoning_content": delta.text}
+        case ContentDelta():
+            return {"content": delta.text}
+        case ToolCallDelta():
+            call: dict[str, Any] = {"index": delta.index}
+            function: dict[str, Any] = {"arguments": delta.arguments}
+            if delta.id is not None:
+                call |= {"id": delta.id, "type": "function"}
+            if delta.name is not None:
+                function = {"name": delta.name, **function}
+            return {"tool_calls": [call | {"function": function}]}

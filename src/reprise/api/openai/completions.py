@@ -102,13 +102,8 @@ class CompletionsWire(Wire[Batch]):
         return data_line(self._object([choice]))
 
     def _object(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        return {
-            "id": self.request_id,
-            "object": "text_completion",
-            "created": int(self.reply.replies[0].created),
-            "model": self.served.id,
-            "choices": choices,
-        }
+        about = {"id": self.request_id, "object": "text_completion", "created": int(self.reply.replies[0].created)}
+        return {**about, "model": self.served.id, "choices": choices}
 
     def _text(self, tokens: Sequence[Sampled]) -> str:
         return self.decode([token.token for token in tokens])

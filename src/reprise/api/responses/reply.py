@@ -10,12 +10,14 @@ from uuid import uuid4
 from reprise.api.http.body import plain
 from reprise.api.http.errors import Problem
 from reprise.api.responses.body import ResponsesBody
+from reprise.api.responses.request import input_items
+from reprise.api.responses.store import Stored, stored
 from reprise.api.responses.tools import Callee, custom_input
-from reprise.api.service.exchange import AnswerEnd, EndReason, Usage
+from reprise.api.service.exchange import AnswerEnd, EndReason, ServiceRequest, Usage
 from reprise.api.service.reasoning_signature import encode_reasoning
+from reprise.api.wire.context import RouteCall
 from reprise.chat.answer import ContentDelta, Delta, ReasoningDelta, ToolCallDelta
-from reprise.core.errors import ContextTooLong
-from reprise.core.job import Sampling
+from reprise.core.errors import ContextTooLong, RequestCancelled
 
 Event = dict[str, Any]
 ItemStatus = Literal["completed", "incomplete"]
@@ -173,52 +175,65 @@ _TOOL_FIELDS = {"description": None, "parameters": None, "strict": None}
 """What each function of a response has, with or without a value."""
 
 
-def response_body(
-    body: ResponsesBody,
-    *,
-    response_id: str,
-    created: int,
-    model: str,
-    sampling: Sampling,
-    status: str,
-    output: Sequence[dict[str, Any]] = (),
-    usage: Usage | None = None,
-    problem: Problem | None = None,
-) -> dict[str, Any]:
-    """The response to a request, with every field that Open Responses requires. `created` in Unix seconds; `status` is
-    OpenAI's. `sampling` is what the answer was sampled with, given or not.
-    """
-    given = body.model_dump(by_alias=True, exclude_unset=True)
-    tools: list[dict[str, Any]] = given.get("tools") or []
-    return {
-        "id": response_id,
-        "object": "response",
-        "created_at": created,
-        "completed_at": int(time.time()) if status == "completed" else None,
-        "status": status,
-        "background": body.background is True,
-        "error": None if problem is None else error_body(problem),
-        "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
-        "model": model,
-        "output": [dict(item) for item in output],
-        **{name: given.get(name) for name in _ECHOED},
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
-        "presence_penalty": sampling.presence_penalty,
-        "frequency_penalty": sampling.frequency_penalty,
-        "top_logprobs": 0,
-        "max_tool_calls": None,
-        "service_tier": "default",
-        "metadata": given.get("metadata") or {},
-        "parallel_tool_calls": body.parallel_tool_calls is not False,
-        "reasoning": {"effort": None, "summary": None, **(given.get("reasoning") or {})},
-        "store": body.store is not False,
-        "text": {"format": {"type": "text"}, **plain(given.get("text") or {})},
-        "tool_choice": given.get("tool_choice") or "auto",
-        "tools": [(_TOOL_FIELDS if tool["type"] == "function" else {}) | tool for tool in tools],
-        "truncation": "disabled",
-        "usage": None if usage is None else usage_body(usage),
-    }
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ResponseExchange:
+    """One request: what was asked, after which response, and the output so far. `created` in Unix seconds."""
+
+    call: RouteCall
+    body: ResponsesBody
+    request: ServiceRequest
+    previous: Stored | None
+    output: OutputItems
+    created: int
+
+    def response(self, status: str, *, usage: Usage | None = None, problem: Problem | None = None) -> dict[str, Any]:
+        """The response as it is now, with every field that Open Responses requires. `status` is OpenAI's."""
+        body, sampling = self.body, self.request.sampling
+        given = body.model_dump(by_alias=True, exclude_unset=True)
+        tools: list[dict[str, Any]] = given.get("tools") or []
+        return {
+            "id": self.request.id,
+            "object": "response",
+            "created_at": self.created,
+            "completed_at": int(time.time()) if status == "completed" else None,
+            "status": status,
+            "background": body.background is True,
+            "error": None if problem is None else error_body(problem),
+            "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
+            "model": self.call.service.served.id,
+            "output": [dict(item) for item in self.output.items],
+            **{name: given.get(name) for name in _ECHOED},
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "presence_penalty": sampling.presence_penalty,
+            "frequency_penalty": sampling.frequency_penalty,
+            "top_logprobs": 0,
+            "max_tool_calls": None,
+            "service_tier": "default",
+            "metadata": given.get("metadata") or {},
+            "parallel_tool_calls": body.parallel_tool_calls is not False,
+            "reasoning": {"effort": None, "summary": None, **(given.get("reasoning") or {})},
+            "store": body.store is not False,
+            "text": {"format": {"type": "text"}, **plain(given.get("text") or {})},
+            "tool_choice": given.get("tool_choice") or "auto",
+            "tools": [(_TOOL_FIELDS if tool["type"] == "function" else {}) | tool for tool in tools],
+            "truncation": "disabled",
+            "usage": None if usage is None else usage_body(usage),
+        }
+
+    def end(self, usage: Usage, ended: AnswerEnd) -> dict[str, Any]:
+        """The response that is over; from now on others can follow it."""
+        made = self.response(status_of(ended), usage=usage)
+        if self.body.store is not False:
+            items = [item.model_dump(exclude_unset=True) for item in input_items(self.body)]
+            self.call.context.responses.add(stored(made, self.previous, items, namespace=self.request.namespace))
+        return made
+
+    def failed(self, problem: Problem) -> dict[str, Any]:
+        """The response that broke off."""
+        self.output.finish(status="incomplete")
+        is_cancelled = problem.code == RequestCancelled.code
+        return self.response("cancelled" if is_cancelled else "failed", problem=problem)
 
 
 def status_of(ended: AnswerEnd) -> str:

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Annotated, Any
 
 from fastapi import Header, Query
@@ -12,69 +12,28 @@ from reprise.api.http.encoding import JsonResponse
 from reprise.api.http.errors import Problem, openai_shape, problem_of
 from reprise.api.http.sse import comment_line, event_lines
 from reprise.api.responses.body import InputTokensBody, ResponsesBody
-from reprise.api.responses.reply import Event, OutputItems, response_body, status_of
+from reprise.api.responses.reply import Event, OutputItems, ResponseExchange, status_of
 from reprise.api.responses.request import (
     earlier_items,
-    input_items,
     previous_of,
     service_request_of,
     with_referenced_items,
 )
-from reprise.api.responses.store import Stored, stored
+from reprise.api.responses.store import Stored
 from reprise.api.responses.tools import callees
 from reprise.api.service.caller import with_body
-from reprise.api.service.exchange import AnswerDelta, AnswerEnd, Began, ServiceRequest, StillWaiting
+from reprise.api.service.exchange import AnswerDelta, AnswerEnd, Began, StillWaiting
 from reprise.api.service.reply import Reply
 from reprise.api.wire.background import refuse_unstreamed
 from reprise.api.wire.body_reading import api_router
 from reprise.api.wire.context import EventNumber, OfModel, RouteCall, ToAnswer
 from reprise.api.wire.wire import Wire, respond
 from reprise.chat.request import ChatRequest
-from reprise.core.errors import BadRequest, ContextTooLong, NotFound, RequestCancelled
+from reprise.core.errors import BadRequest, ContextTooLong, NotFound
 
 router = api_router("OpenAI")
 
 _SEALED = "reasoning.encrypted_content"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _ResponseExchange:
-    """One request: what was asked, after which response, and the output so far."""
-
-    call: RouteCall
-    body: ResponsesBody
-    request: ServiceRequest
-    previous: Stored | None
-    output: OutputItems
-    created: int
-
-    def response(self, status: str, *, reply: Reply | None = None, problem: Problem | None = None) -> dict[str, Any]:
-        return response_body(
-            self.body,
-            response_id=self.request.id,
-            created=self.created,
-            model=self.call.service.served.id,
-            sampling=self.request.sampling,
-            status=status,
-            output=self.output.items,
-            usage=None if reply is None else reply.usage,
-            problem=problem,
-        )
-
-    def end(self, reply: Reply, ended: AnswerEnd) -> dict[str, Any]:
-        """The response that is over; from now on others can follow it."""
-        made = self.response(status_of(ended), reply=reply)
-        if self.body.store is not False:
-            items = [item.model_dump(exclude_unset=True) for item in input_items(self.body)]
-            entry = stored(made, self.previous, items, namespace=self.request.namespace)
-            self.call.context.responses.add(entry)
-        return made
-
-    def failed(self, problem: Problem) -> dict[str, Any]:
-        """The response that broke off."""
-        self.output.finish(status="incomplete")
-        is_cancelled = problem.code == RequestCancelled.code
-        return self.response("cancelled" if is_cancelled else "failed", problem=problem)
 
 
 @router.post("/v1/responses", response_model=None)
@@ -180,18 +139,18 @@ async def list_input_items(response_id: str, call: OfModel) -> dict[str, Any]:
     }
 
 
-async def _prepare(body: ResponsesBody, call: RouteCall) -> _ResponseExchange:
+async def _prepare(body: ResponsesBody, call: RouteCall) -> ResponseExchange:
     # On the event loop, where what is kept does not change meanwhile.
     previous = previous_of(body.previous_response_id, call)
     body = with_referenced_items(body, call)
     return await call.service.off_loop(lambda: _exchange(body, call, previous))
 
 
-def _exchange(body: ResponsesBody, call: RouteCall, previous: Stored | None) -> _ResponseExchange:
+def _exchange(body: ResponsesBody, call: RouteCall, previous: Stored | None) -> ResponseExchange:
     request = service_request_of(body, earlier_items(previous), call.asked)
     reasoning = body.reasoning
     wants_summary = reasoning is not None and (reasoning.summary or reasoning.generate_summary or "none") != "none"
-    return _ResponseExchange(
+    return ResponseExchange(
         call=call,
         body=body,
         request=replace(
@@ -213,7 +172,7 @@ def _exchange(body: ResponsesBody, call: RouteCall, previous: Stored | None) -> 
 class ResponsesWire(Wire[Reply]):
     """An answer as a response, with numbered events."""
 
-    def __init__(self, exchange: _ResponseExchange, reply: Reply) -> None:
+    def __init__(self, exchange: ResponseExchange, reply: Reply) -> None:
         super().__init__(exchange.call, reply, request_id=exchange.request.id)
         self.state = self._latest
         self._exchange = exchange
@@ -245,7 +204,7 @@ class ResponsesWire(Wire[Reply]):
 
     def end(self, event: AnswerEnd) -> Iterator[str]:
         yield from map(self._numbered, self._finish(event))
-        made = self._made = self._exchange.end(self.reply, event)
+        made = self._made = self._exchange.end(self.reply.usage, event)
         yield self._lines(f"response.{made['status']}", made)
 
     def error(self, problem: Problem) -> str:
@@ -258,7 +217,7 @@ class ResponsesWire(Wire[Reply]):
     def whole(self) -> dict[str, Any]:
         (ended,) = self.ended
         self._finish(ended)
-        return self._exchange.end(self.reply, ended)
+        return self._exchange.end(self.reply.usage, ended)
 
     def _finish(self, ended: AnswerEnd) -> list[Event]:
         status = "incomplete" if status_of(ended) == "incomplete" else "completed"
@@ -272,7 +231,7 @@ class ResponsesWire(Wire[Reply]):
         return _numbered(self._num_events - 1, event)
 
 
-def _refused(exchange: _ResponseExchange, problem: Problem) -> str:
+def _refused(exchange: ResponseExchange, problem: Problem) -> str:
     """All events of a response that does not begin."""
     begun = exchange.response("in_progress")
     events: list[Event] = [

@@ -3,10 +3,9 @@
 from collections.abc import Callable
 from dataclasses import replace
 
-from reprise.api.service.exchange import EndReason, ServiceRequest
-from reprise.api.service.reply import AnswerJob, Choice
+from reprise.api.service.exchange import ServiceRequest
+from reprise.api.service.reply import Choice
 from reprise.chat.answers.answer_format import AnswerFormat
-from reprise.chat.answers.parse import AnswerParser
 from reprise.chat.answers.stop import StopWatch
 from reprise.chat.call_format import ModelCalls
 from reprise.chat.request import ChatRequest
@@ -81,24 +80,11 @@ _NEVER = -1000.0
 """A bias that leaves a token without any chance beside others."""
 
 
-def running_of(request: ServiceRequest, answer_format: AnswerFormat, index: int) -> AnswerJob:
-    """The answer number `index` before its first token."""
-    choice = Choice(
-        index,
-        AnswerParser(answer_format),
-        wants_logprobs=request.sampling.logprobs is not None,
-        allows_parallel_calls=request.allows_parallel_calls,
-        reports_end=request.prompt_logprobs is not None,
-        done_as=EndReason.LENGTH if request.max_tokens == 0 else EndReason.STOP,
-    )
-    return AnswerJob(job_id=request.id if request.num_choices == 1 else f"{request.id}-{index}", choice=choice)
-
-
 def job_of(
     request: ServiceRequest,
     answer_format: AnswerFormat,
     prompt: Prompt,
-    run: AnswerJob,
+    choice: Choice,
     *,
     max_tokens: int,
     stop_tokens: frozenset[int],
@@ -107,11 +93,11 @@ def job_of(
     cache_namespace: str,
     lineage: Lineage = NO_LINEAGE,
 ) -> Job:
-    """The job that makes the answer of `run`. `max_tokens` is 0 for a request that generates nothing."""
+    """The job that makes the answer `choice`. `max_tokens` is 0 for a request that generates nothing."""
     sampling, seed = request.sampling, request.sampling.seed
     if seed is not None:
         # The same seed for every choice would give the same answer n times.
-        sampling = replace(sampling, seed=(seed + run.choice.index) % _SEEDS)
+        sampling = replace(sampling, seed=(seed + choice.index) % _SEEDS)
     min_tokens = min(request.min_tokens, max_tokens)
     if request.ignores_eos and not request.stop_tokens:
         min_tokens = max_tokens
@@ -119,10 +105,10 @@ def job_of(
         # The request's own tokens end the answer; the model's are so unlikely that only a grammar can choose them.
         sampling = replace(sampling, logit_bias={**sampling.logit_bias, **dict.fromkeys(stop_tokens, _NEVER)})
     return Job(
-        id=run.job_id,
+        id=choice.job_id,
         prompt=prompt,
         purpose=Purpose.GENERATE if request.generates else Purpose.PREFILL,
-        prompt_logprobs=request.prompt_logprobs if run.choice.index == 0 else None,
+        prompt_logprobs=request.prompt_logprobs if choice.index == 0 else None,
         namespace=cache_namespace,
         owner=request.namespace,
         sampling=sampling,

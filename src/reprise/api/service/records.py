@@ -132,7 +132,7 @@ def spans(outcome: Outcome, *, render_s: float) -> dict[str, float] | None:
 
 
 def _audits(record: Record, verdicts: Mapping[str, Verdict]) -> list[str]:
-    # As `running_of` (`api/service/jobs.py`) names them.
+    # As `Choice` names them.
     jobs = (record.id, *(f"{record.id}-{index}" for index in range(len(record.outcomes))))
     return [str(verdicts[job]) for job in jobs if job in verdicts]
 
@@ -274,13 +274,13 @@ def _prompt_of(reply: Reply) -> Prompt:
 
 def _answer_notes(reply: Reply) -> tuple[str, ...]:
     """What was odd about the answers, each once."""
-    return tuple(dict.fromkeys(note for run in reply.running for note in run.choice.parser.notes))
+    return tuple(dict.fromkeys(note for choice in reply.choices for note in choice.parser.notes))
 
 
 def _how_ended(reply: Reply) -> str:
     if reply.error is not None:
         return "cancelled" if isinstance(reply.error, RequestCancelled) else "failed"
-    if len(reply.ended) < len(reply.running):
+    if len(reply.ended) < len(reply.choices):
         return "cancelled"
     return str(reply.ended[-1].reason)
 

@@ -139,33 +139,26 @@ log = logging.getLogger(__name__)
 
 
 class Choice:
-    """The answer number `index`: the engine's events in, the reply's events out. No I/O.
+    """The answer number `index` to a request: the engine's events in, the reply's events out. No I/O.
 
     `tokens` is everything sampled, stop token included; `outcome` is set at the end.
     `wants_stop` turns true when the answer is complete before the engine knows: after the first tool call, where only
-    one is allowed. The job is then to be cancelled, and its end counts as a stop. With `reports_end` the token that
-    ended the answer is given with its log-probability, too. `done_as` is the end of an answer that is not sampled.
+    one is allowed. The job is then to be cancelled, and its end counts as a stop. Where log-probabilities of the prompt
+    are wanted, the token that ended the answer is given with its own, too.
     """
 
-    def __init__(
-        self,
-        index: int,
-        parser: AnswerParser,
-        *,
-        wants_logprobs: bool,
-        allows_parallel_calls: bool,
-        reports_end: bool = False,
-        done_as: EndReason = EndReason.STOP,
-    ) -> None:
+    def __init__(self, request: ServiceRequest, index: int, parser: AnswerParser) -> None:
         self.index = index
+        self.job_id = request.id if request.num_choices == 1 else f"{request.id}-{index}"
         self.tokens: list[int] = []
         self.outcome: Outcome | None = None
         self.wants_stop = False
         self.parser = parser
-        self._wants_logprobs = wants_logprobs
-        self._allows_parallel_calls = allows_parallel_calls
-        self._reports_end = reports_end
-        self._done_as = done_as
+        self._wants_logprobs = request.sampling.logprobs is not None
+        self._allows_parallel_calls = request.allows_parallel_calls
+        self._reports_end = request.prompt_logprobs is not None
+        # What is not sampled.
+        self._done_as = EndReason.LENGTH if request.max_tokens == 0 else EndReason.STOP
         self._pending_logprobs: list[Sampled] = []
         self._first_call: int | None = None
 
@@ -250,14 +243,6 @@ _TURN_S = 0.01
 """For one answer's events on the event loop, before others have theirs."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class AnswerJob:
-    """One job of a request and the answer that it makes."""
-
-    job_id: str
-    choice: Choice
-
-
 class ReplyHost(Protocol):
     """The service that a reply belongs to."""
 
@@ -292,7 +277,7 @@ class Reply:
         num_prompt: int,
         render_s: float = 0.0,
         used: Mapping[str, Used] | None = None,
-        running: Sequence[AnswerJob],
+        choices: Sequence[Choice],
         backend: Backend,
         limits: Limits,
         clock: LoopClock,
@@ -305,7 +290,7 @@ class Reply:
         """From the request's arrival to the engine's queue."""
         self.used = {} if used is None else dict(used)
         """The sampling parameters, for the record."""
-        self.running = tuple(running)
+        self.choices = tuple(choices)
         self.inbox = Inbox(limit=limits.max_unread, on_overflow=self.cancel, clock=clock)
         self._clock = clock
         self.created = time.time()
@@ -341,11 +326,11 @@ class Reply:
     @property
     def is_over(self) -> bool:
         """Whether the engine is done with all jobs."""
-        return all(run.choice.is_over for run in self.running)
+        return all(choice.is_over for choice in self.choices)
 
     @property
     def outcomes(self) -> tuple[Outcome, ...]:
-        return tuple(run.choice.outcome for run in self.running if run.choice.outcome is not None)
+        return tuple(choice.outcome for choice in self.choices if choice.outcome is not None)
 
     @property
     def usage(self) -> Usage:
@@ -356,7 +341,7 @@ class Reply:
             num_cached=min(self._cached.values(), default=0),
             num_stored=sum(outcome.num_stored for outcome in self.outcomes),
             num_completion=sum(outcome.num_generated for outcome in self.outcomes),
-            num_reasoning=sum(run.choice.parser.num_reasoning_tokens for run in self.running),
+            num_reasoning=sum(choice.parser.num_reasoning_tokens for choice in self.choices),
             num_accepted=sum(outcome.num_accepted for outcome in self.outcomes),
             num_rejected=sum(outcome.num_drafted - outcome.num_accepted for outcome in self.outcomes),
         )
@@ -364,9 +349,9 @@ class Reply:
     def cancel(self, why: RepriseError | None = None) -> None:
         """Cancel the jobs that still run. Safe on any thread. `why`: what `events` then raises; None: that."""
         self._why = self._why or why
-        for run in self.running:
-            if not run.choice.is_over:
-                self._backend.cancel(run.job_id)
+        for choice in self.choices:
+            if not choice.is_over:
+                self._backend.cancel(choice.job_id)
 
     async def events(self) -> AsyncGenerator[ReplyEvent, None]:
         """The events of all choices, in the order in which they come. Raises the error that ended the request."""
@@ -397,17 +382,17 @@ class Reply:
                 self._log_progress(event)
             elif isinstance(event, Sampled):
                 self._note_gap(index)
-            run = self.running[index]
+            choice = self.choices[index]
             try:
-                reply_events = run.choice.take(event)
+                reply_events = choice.take(event)
             except RequestCancelled as error:
                 self.error = self._cancelled()
                 raise self.error from error
             except Exception as error:
                 self.error = error
                 raise
-            if run.choice.wants_stop and not run.choice.is_over:
-                self._backend.cancel(run.job_id)
+            if choice.wants_stop and not choice.is_over:
+                self._backend.cancel(choice.job_id)
             for reply_event in reply_events:
                 due_s = self._clock.now_s() + self._keep_alive_s
                 match reply_event:
@@ -418,7 +403,7 @@ class Reply:
                             if isinstance(delta, ToolCallDelta) and delta.name is not None:
                                 self._host.called(self, delta, delta.name)
                     case AnswerEnd():
-                        await self._host.learn(self, run.choice)
+                        await self._host.learn(self, choice)
                         self.ended.append(reply_event)
                     case _:
                         pass
@@ -452,4 +437,4 @@ class Reply:
                 return
             index, event = item
             if isinstance(event, Finished):
-                self.running[index].choice.outcome = event.outcome
+                self.choices[index].outcome = event.outcome

@@ -25,7 +25,7 @@ from reprise.api.http.off_loop import Stage, StageThreads
 from reprise.api.service.agents import Agents
 from reprise.api.service.exchange import EndReason, RawPrompt, Record, ServiceRequest, used_of
 from reprise.api.service.image_parts import FetchedImages, has_links, link_of
-from reprise.api.service.jobs import answer_format_of, cut_at, job_of, running_of
+from reprise.api.service.jobs import answer_format_of, cut_at, job_of
 from reprise.api.service.models import Models
 from reprise.api.service.records import Records, log_line, record_of
 from reprise.api.service.reply import Choice, Inbox, LoopClock, PrefillProgress, Reply
@@ -34,6 +34,7 @@ from reprise.api.service.settling import Settling
 from reprise.api.service.unread import with_read_images
 from reprise.chat.answer import ToolCallDelta
 from reprise.chat.answers.answer_format import AnswerFormat
+from reprise.chat.answers.parse import AnswerParser
 from reprise.chat.grammars.tool_grammar import answer_grammar
 from reprise.chat.images import image_of, image_part, images_in
 from reprise.chat.reasons.explain import Explanation
@@ -219,7 +220,7 @@ class ChatService:
             num_prompt=len(prompt),
             render_s=time.monotonic() - arrived_s,
             used=used_of(request, max_tokens=room, has_flag=self.settings.max_tokens is not None),
-            running=[running_of(request, answer_format, index) for index in range(request.num_choices)],
+            choices=[Choice(request, index, AnswerParser(answer_format)) for index in range(request.num_choices)],
             backend=self.backend,
             limits=self.limits,
             clock=self.clock,
@@ -228,17 +229,17 @@ class ChatService:
         lineage = self._agents.arrive(
             request.caller,
             prompt,
-            job_id=reply.running[0].job_id,
+            job_id=reply.choices[0].job_id,
             has_tools=rendered is not None and len(rendered.request.tools) > 0,
             namespace=request.namespace,
         )
         try:
-            for run in reply.running:
+            for choice in reply.choices:
                 job = job_of(
                     request,
                     answer_format,
                     prompt,
-                    run,
+                    choice,
                     max_tokens=room,
                     stop_tokens=self.served.text.eos,
                     constraint=constraint,
@@ -247,7 +248,7 @@ class ChatService:
                     lineage=lineage,
                 )
                 self._settling.overtaken_by(job)
-                self.backend.submit(job, reply.inbox.sink(run.choice.index))
+                self.backend.submit(job, reply.inbox.sink(choice.index))
         except BaseException:
             # Those before it are in the queue already.
             reply.cancel()
@@ -491,7 +492,7 @@ class ChatService:
         request = reply.request
         if request.num_choices == 1:
             beginnings = self._agents.expected(name, namespace=request.namespace)
-            job_id = reply.running[0].job_id
+            job_id = reply.choices[0].job_id
             self._settle_beginnings(beginnings, request, name=f"call{call.index}-agent", beside=job_id)
 
     def _settle_beginnings(
