@@ -52,7 +52,7 @@ class LeaderAndFollower:
         self.follower = FollowingRank(Runner(loaded, can_batch=True), open_shards)
         kinds = loaded.blueprint.layout.kinds
         self.leader = Leader(kinds, self.send, fail=self._fail, checked_every=7)
-        set_recorder(self.leader)
+        set_recorder(self.leader.run)
         if self.follower_settings is None:
             return replace(loaded, may_run_ahead=False)
         self.shards = ShardsElsewhere(self, 1, name_record=self.leader.name_record, opened_within_s=60)

@@ -4,12 +4,10 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, Protocol, cast
 
-from reprise.core.errors import RepriseError
-from reprise.core.follow import MemoryReading
 from reprise.core.settings import Settings
 
 if TYPE_CHECKING:
-    from reprise.engine.models.load import LoadedModel
+    from reprise.cluster.ranks.group import LeadingRank
 
 COMMANDS: Mapping[str, str] = {
     "bench": "reprise.lab.bench.command",
@@ -22,26 +20,6 @@ COMMANDS: Mapping[str, str] = {
 def lab_command(name: str) -> Callable[..., None]:
     """The function behind a command of the lab."""
     return cast("Callable[..., None]", getattr(import_module(COMMANDS[name]), name))
-
-
-class RankGroup(Protocol):
-    """A model that is split over several processes, in the one that decides."""
-
-    def load(self) -> "LoadedModel":
-        """Load every part of the model, on the thread that will run it. Raises LoadFailed."""
-        ...
-
-    def when_failed(self, tell: Callable[[RepriseError], None]) -> None:
-        """Call `tell` when another process exits, hangs or fails; immediately if one already has."""
-        ...
-
-    def read_machines(self) -> MemoryReading:
-        """The memory of the machine with the least available."""
-        ...
-
-    def close(self) -> None:
-        """Stop the other processes."""
-        ...
 
 
 class Ranks(Protocol):
@@ -59,7 +37,7 @@ class Ranks(Protocol):
         """Follow rank 0 until it stops this rank."""
         ...
 
-    def leading_rank(self, settings: Settings) -> RankGroup:
+    def leading_rank(self, settings: Settings) -> "LeadingRank":
         """The group that this process leads."""
         ...
 

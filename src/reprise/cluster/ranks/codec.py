@@ -7,6 +7,8 @@ number. What is only a way of looking at them (a shared segment, a source, the r
 from __future__ import annotations
 
 import base64
+import hashlib
+import json
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
@@ -36,6 +38,13 @@ def numbered_in(result: object) -> list[Numbered]:
         return [result]
     items = cast("Sequence[object]", result) if isinstance(result, list | tuple) else ()
     return [each for item in items for each in numbered_in(item)]
+
+
+def form_of(record: DiskRecord) -> str:
+    """A hash of everything but the content: the same for all parts of a record, unless they were written apart."""
+    sections = [[section.dtype, list(section.shape)] for section in record.sections]
+    form = [record.is_tail, record.start, len(record.tokens), dict(record.about), sections]
+    return hashlib.blake2b(json.dumps(form, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
 class Encoder:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 from reprise.cluster.ranks.codec import Coded, Decoder, Numbered, numbered_in
 from reprise.cluster.ranks.leader import digest_of
@@ -15,17 +15,11 @@ from reprise.engine.running.records import RecordEncoder
 from reprise.engine.running.runner import Runner
 
 
-class OpenShards(Protocol):
-    """Opens a model's directory, with this number of tokens per block, and reports to rank 0; None if that fails."""
-
-    def __call__(self, fingerprint: str, *, block: int, resumes_anywhere: bool) -> ShardKeeper | None: ...
-
-
 class FollowingRank:
     """The objects of one rank, by the numbers that rank 0 assigned."""
 
-    def __init__(self, runner: Runner, open_shards: OpenShards | None = None) -> None:
-        """`open_shards` opens this rank's parts of records on disk; None: there are none."""
+    def __init__(self, runner: Runner, open_shards: Callable[..., ShardKeeper | None] | None = None) -> None:
+        """`open_shards` opens this rank's parts of records on disk, see `open_parts`; None: there are none."""
         wrap_engine()
         self._open_shards = open_shards
         self.shards: ShardKeeper | None = None

@@ -98,7 +98,7 @@ class LeadingRank:
                 raise LoadFailed(f"The shard of rank {rank} differs in size from that of rank 0.")
         links.begin_watch()
         self.leader = leader = Leader(loaded.blueprint.layout.kinds, links.send, fail=links.fail)
-        set_recorder(leader)
+        set_recorder(leader.run)
         room = min(int(report["room"]) for report in reports.values())
         log.info("%d ranks hold %s", group.size(), loaded.name)
         shards = ShardsElsewhere(

@@ -15,10 +15,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 from weakref import ref
 
-from reprise.cluster.ranks.codec import Coded, Encoder, Numbered, numbered_in
+from reprise.cluster.ranks.codec import Coded, Encoder, Numbered, form_of, numbered_in
 from reprise.cluster.ranks.links import RanksFailed, is_lost_peer
 from reprise.cluster.ranks.operations import PASSES, one_operation
-from reprise.cluster.ranks.split_directory import form_of
 from reprise.core.kinds import KvKind
 from reprise.disk.records.record import DiskRecord
 from reprise.engine.running.records import RecordEncoder, RecordSource, RestoringSequence
@@ -33,7 +32,7 @@ _CHECKED_EVERY = 512
 
 
 class Leader:
-    """Sends operations to the other ranks (`reprise.cluster.ranks.operations.OperationRecorder`)."""
+    """Sends operations to the other ranks: `run` is a recorder of `reprise.cluster.ranks.operations`."""
 
     def __init__(
         self,

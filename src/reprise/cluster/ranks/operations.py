@@ -15,7 +15,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache, wraps
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -28,8 +28,6 @@ from reprise.engine.running.records import RecordEncoder, RecordSource, Restorin
 from reprise.engine.running.runner import Runner
 from reprise.engine.states.payloads import PackedSegment
 from reprise.engine.states.sequence_batch import SequenceBatch, SequenceSource
-
-T = TypeVar("T")
 
 OPERATIONS: dict[str, Callable[..., Any]] = {}
 """All operations by name, as each rank runs them."""
@@ -54,13 +52,8 @@ _ENGINE: tuple[tuple[type, tuple[str, ...]], ...] = (
 )
 
 
-class OperationRecorder(Protocol):
-    """Receives the calls of operations."""
-
-    def run(self, name: str, function: Callable[..., T], positional: Sequence[Any], named: Mapping[str, Any]) -> T:
-        """Run the function here and, by its name, on the other ranks; returns the result here."""
-        ...
-
+OperationRecorder = Callable[[str, Callable[..., Any], Sequence[Any], Mapping[str, Any]], Any]
+"""Runs a function with these arguments here and, by its name, on the other ranks; returns the result here."""
 
 _recorder: ContextVar[OperationRecorder | None] = ContextVar("recorder", default=None)
 _runs: ContextVar[bool] = ContextVar("runs", default=False)
@@ -104,7 +97,7 @@ def _recorded(name: str, alone: Callable[..., Any], as_rank: Callable[..., Any])
         recorder = _recorder.get()
         if recorder is None or _runs.get():
             return alone(*positional, **named)
-        return recorder.run(name, as_rank, positional, named)
+        return recorder(name, as_rank, positional, named)
 
     return call
 

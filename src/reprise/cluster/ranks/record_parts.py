@@ -1,4 +1,10 @@
-"""What rank 0 has the other ranks do with their parts of the disk cache's records (see `split_directory`)."""
+"""The disk cache of a model that is split over ranks, each of which has its part of each record under the same key.
+
+Rank 0 decides alone what is written, read and removed. It has the index in which prompts are found, and a record counts
+as present only while its own file is there. A record is read only if every rank has read and verified its part: if one
+rank lacks it, it is removed everywhere and its tokens are computed. Each rank also keeps to its own size limit: what it
+evicts for that, rank 0 notices when it wants to read it.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +12,16 @@ import errno
 import itertools
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
 
-from reprise.cluster.ranks.links import Message, RanksFailed
-from reprise.cluster.ranks.split_directory import SplitDirectory, form_of
+from reprise.cluster.ranks.codec import form_of
+from reprise.cluster.ranks.links import LinksToFollowers, Message, RanksFailed
 from reprise.core.errors import DiskUnusable
+from reprise.disk.folders.model_directory import ModelDirectory
 from reprise.disk.folders.model_folder import OpenedParts
 from reprise.disk.records.record import DiskRecord
 
@@ -24,21 +30,6 @@ ANSWERED_S = 60.0
 
 _LOOKED_S = 0.5
 """How often it looks meanwhile whether the group has failed."""
-
-
-class Links(Protocol):
-    """The connections to the other ranks (`reprise.cluster.ranks.links.LinksToFollowers`)."""
-
-    failure: RanksFailed | None
-    on_answer: Callable[[int, int, Message], None]
-
-    def send(self, message: Message) -> None:
-        """Raises RanksFailed."""
-        ...
-
-    def next_reports(self, *, within_s: float) -> Mapping[int, Any]:
-        """Raises RanksFailed."""
-        ...
 
 
 @dataclass(slots=True, eq=False)
@@ -50,11 +41,14 @@ class _ShardQuestion:
 
 
 class ShardsElsewhere:
-    """The parts of records on the other ranks' disks (`reprise.cluster.ranks.split_directory.OtherRanks`)."""
+    """What rank 0 has the other ranks do with their parts of records. Thread-safe.
+
+    They do it in the order of these calls and of the operations on layer states.
+    """
 
     def __init__(
         self,
-        links: Links,
+        links: LinksToFollowers,
         num_others: int,
         *,
         name_record: Callable[[DiskRecord, int], None],
@@ -89,7 +83,7 @@ class ShardsElsewhere:
         return SplitDirectory(directory, fingerprint=fingerprint, others=self)
 
     def begin_read(self, key: bytes) -> int:
-        """See `OtherRanks`."""
+        """Have them read and verify their parts of a record. Returns the number of this reading. Raises OSError."""
         number = self._ask(_ShardQuestion())
         try:
             self._links.send(["read", number, key.hex()])
@@ -99,7 +93,10 @@ class ShardsElsewhere:
         return number
 
     def end_read(self, number: int, record: DiskRecord) -> bool:
-        """See `OtherRanks`."""
+        """Wait for them, and return whether all have the part that belongs to our `record`.
+
+        If so, they keep it while `record` is referenced here. Raises OSError if they do not answer.
+        """
         asked, form = self._asked[number], form_of(record)
         if not self._wait(asked):
             self.forget(number)
@@ -123,19 +120,19 @@ class ShardsElsewhere:
         return True
 
     def forget(self, number: int) -> None:
-        """See `OtherRanks`."""
+        """Have them drop what they read, instead of `end_read`."""
         self._drop(number)
         with suppress(RanksFailed):
             self._links.send(["forget", number])
 
     def remove(self, keys: Collection[bytes]) -> None:
-        """See `OtherRanks`."""
+        """See `PartsElsewhere`."""
         with suppress(RanksFailed):
             if keys:
                 self._links.send(["remove", [key.hex() for key in keys]])
 
     def clear(self, root: bytes | None) -> Future[None]:
-        """See `OtherRanks`."""
+        """See `PartsElsewhere`."""
         cleared: Future[None] = Future()
         cleared.set_running_or_notify_cancel()
         number = self._ask(_ShardQuestion(cleared=cleared))
@@ -173,3 +170,43 @@ class ShardsElsewhere:
 def _unreadable(failure: RanksFailed | None) -> OSError:
     # No error of the file: the record stays.
     return OSError(errno.ETIMEDOUT, "another rank does not answer" if failure is None else str(failure))
+
+
+class SplitDirectory(ModelDirectory):
+    """Rank 0's folder: reading waits for the other ranks, and what is removed here they remove too."""
+
+    def __init__(self, directory: Path, *, fingerprint: str, others: ShardsElsewhere) -> None:
+        """Raises DiskUnusable."""
+        super().__init__(directory, fingerprint=fingerprint)
+        self._others = others
+
+    def read(self, key: bytes) -> DiskRecord:
+        number = self._others.begin_read(key)
+        try:
+            record = super().read(key)
+        except BaseException:
+            self._others.forget(number)
+            raise
+        if self._others.end_read(number, record):
+            return record
+        with self.names:
+            self.remove(self.path_of(key))
+        raise FileNotFoundError(errno.ENOENT, "another rank lacks its part of the record")
+
+    def remove(self, path: Path) -> None:
+        super().remove(path)
+        self._tell_of(path)
+
+    def remove_all(self, paths: Collection[Path]) -> None:
+        # Only `clear` calls this, which tells the other ranks itself.
+        for path in paths:
+            super().remove(path)
+
+    def quarantine(self, path: Path) -> None:
+        super().quarantine(path)
+        self._tell_of(path)
+
+    def _tell_of(self, path: Path) -> None:
+        key = self.key_of(path)
+        if key is not None:
+            self._others.remove([key])

@@ -1,11 +1,11 @@
-"""The parts of records that a rank other than 0 has: see `reprise.cluster.ranks.split_directory`."""
+"""The parts of records that a rank other than 0 has: see `reprise.cluster.ranks.record_parts`."""
 
 import logging
 from collections.abc import Callable, Iterable
 from queue import SimpleQueue
 from threading import Event, Lock, Thread
 
-from reprise.cluster.ranks.split_directory import form_of
+from reprise.cluster.ranks.codec import form_of
 from reprise.disk.records.record import DiskRecord
 from reprise.disk.store.cache import DiskCache
 
