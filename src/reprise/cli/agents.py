@@ -111,9 +111,7 @@ def _claude_variables(server: ServerAddress) -> dict[str, str]:
 
 
 def _claude_settings(text: str, server: ServerAddress) -> str:
-    body = _json_object(text)
-    body["env"] = {**_object(body.get("env")), **_claude_variables(server)}
-    return _json_text(body)
+    return _json_with(text, {("env", name): value for name, value in _claude_variables(server).items()})
 
 
 def _codex_provider(server: ServerAddress) -> dict[str, Any]:
@@ -194,15 +192,15 @@ def _opencode_command(server: ServerAddress) -> AgentCommand:
 
 def _opencode_settings(text: str, server: ServerAddress) -> str:
     ours = _opencode_body(server)
+    providers = ours.pop("provider")
+    members = {("provider", "reprise"): providers["reprise"], **{(name,): value for name, value in ours.items()}}
     try:
         body = _json_object(text)
     except ValueError:
-        for path in (("provider", "reprise"), ("model",), ("small_model",)):
-            value = ours[path[0]] if len(path) == 1 else ours[path[0]][path[1]]
+        for path, value in members.items():
             text = _with_member(text, path, value)
         return text
-    body["provider"] = {**_object(body.get("provider")), **ours.pop("provider")}
-    return _json_text({"$schema": "https://opencode.ai/config.json", **body, **ours})
+    return _json_with(_json_text({"$schema": "https://opencode.ai/config.json", **body}), members)
 
 
 def _qwen_command(server: ServerAddress) -> AgentCommand:
@@ -215,13 +213,15 @@ def _qwen_command(server: ServerAddress) -> AgentCommand:
 
 
 def _qwen_settings(text: str, server: ServerAddress) -> str:
-    body = _json_object(text)
-    security, model = _object(body.get("security")), _object(body.get("model"))
-    auth = {"selectedType": "openai", "apiKey": server.api_key, "baseUrl": server.openai_url}
-    security["auth"] = {**_object(security.get("auth")), **auth}
-    generation = {"timeout": _PATIENCE_MS, "contextWindowSize": server.context}
-    model |= {"name": server.model, "generationConfig": {**_object(model.get("generationConfig")), **generation}}
-    return _json_text({**body, "security": security, "model": model})
+    members = {
+        ("security", "auth", "selectedType"): "openai",
+        ("security", "auth", "apiKey"): server.api_key,
+        ("security", "auth", "baseUrl"): server.openai_url,
+        ("model", "name"): server.model,
+        ("model", "generationConfig", "timeout"): _PATIENCE_MS,
+        ("model", "generationConfig", "contextWindowSize"): server.context,
+    }
+    return _json_with(text, members)
 
 
 def _aider_options(server: ServerAddress) -> dict[str, str]:
@@ -281,25 +281,29 @@ def _edited_yaml(text: str, values: Mapping[str, Any]) -> str:
         out = io.StringIO()
         yaml.dump(body, out)
         edited = kept + out.getvalue()
-        read: Any = cast(Any, YAML(typ="safe", pure=True)).load(edited)
     except YAMLError as error:
         raise ValueError(f"it is not one plain YAML document: {' '.join(str(error).split())[:200]}") from error
-    if read != wanted:
+    if _yaml_object(edited) != wanted:
         raise ValueError("it is written in a form that cannot be edited")
     return edited
 
 
-def _continue_settings(text: str, server: ServerAddress) -> str:
+def _yaml_object(text: str) -> dict[str, Any]:
+    """A YAML mapping as plain data. Raises ValueError."""
     from ruamel.yaml import YAML  # noqa: PLC0415 (only these agents need it)
     from ruamel.yaml.error import YAMLError  # noqa: PLC0415
 
     try:
-        now: Any = cast(Any, YAML(typ="safe", pure=True)).load(text) or {}
+        body: Any = cast(Any, YAML(typ="safe", pure=True)).load(text) or {}
     except YAMLError as error:
         raise ValueError(f"it is not one plain YAML document: {' '.join(str(error).split())[:200]}") from error
-    if not isinstance(now, dict):
+    if not isinstance(body, dict):
         raise ValueError("it is not a YAML mapping")
-    before = cast(dict[str, Any], now)
+    return cast(dict[str, Any], body)
+
+
+def _continue_settings(text: str, server: ServerAddress) -> str:
+    before = _yaml_object(text)
     models: Any = before.get("models") or []
     if not isinstance(models, list) or not all(isinstance(each, dict) for each in cast(list[Any], models)):
         raise ValueError("part of it has an unexpected form")
@@ -363,7 +367,6 @@ def _openhands_command(server: ServerAddress) -> AgentCommand:
 
 
 def _pi_settings(text: str, server: ServerAddress) -> str:
-    body = _json_object(text)
     model = {"id": server.model, "contextWindow": server.context, "maxTokens": server.answer}
     provider = {
         "baseUrl": server.openai_url,
@@ -371,11 +374,10 @@ def _pi_settings(text: str, server: ServerAddress) -> str:
         "apiKey": server.api_key,
         "models": [model],
     }
-    return _json_text({**body, "providers": {**_object(body.get("providers")), "reprise": provider}})
+    return _json_with(text, {("providers", "reprise"): provider})
 
 
 def _crush_settings(text: str, server: ServerAddress) -> str:
-    body = _json_object(text)
     model = {
         "id": server.model,
         "name": server.model,
@@ -390,12 +392,8 @@ def _crush_settings(text: str, server: ServerAddress) -> str:
         "models": [model],
     }
     chosen = {"provider": "reprise", "model": server.model}
-    return _json_text(
-        {
-            **body,
-            "providers": {**_object(body.get("providers")), "reprise": provider},
-            "models": {**_object(body.get("models")), "large": chosen, "small": chosen},
-        }
+    return _json_with(
+        text, {("providers", "reprise"): provider, ("models", "large"): chosen, ("models", "small"): chosen}
     )
 
 
@@ -407,6 +405,19 @@ def _json_object(text: str) -> dict[str, Any]:
     if not isinstance(body, dict):
         raise ValueError("it is not a JSON object")
     return cast(dict[str, Any], body)
+
+
+def _json_with(text: str, members: Mapping[tuple[str, ...], Any]) -> str:
+    """A JSON object with these values at their paths; the objects on the way are made where there are none."""
+    body = _json_object(text)
+    for (*path, name), value in members.items():
+        holder = body
+        for key in path:
+            inner = _object(holder.get(key))
+            holder[key] = inner
+            holder = inner
+        holder[name] = value
+    return _json_text(body)
 
 
 def _plain_json(text: str) -> str:
