@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 import reprise
 from reprise.api.anthropic import routes as messages
 from reprise.api.http import page
-from reprise.api.http.auth import ApiKeys, Authentication, PageGuard
+from reprise.api.http.auth import ApiKeys, Guard
 from reprise.api.http.errors import ErrorFormats, UnhandledErrors, install_error_handlers
 from reprise.api.http.web_access import WebAccess
 from reprise.api.native import llama_cpp, lookup, overview, pins, prefill, server_routes, tokenize, tree
@@ -68,8 +68,7 @@ def _layers(
     """Innermost first."""
     layers: list[tuple[Any, dict[str, Any]]] = [
         (BodyLimits, {"max_bytes": max_body_nbytes(settings, context, sees=sees), "shapes": shapes}),
-        (Authentication, {"keys": ApiKeys(settings.api_keys), "shapes": shapes}),
-        (PageGuard, {"access": WebAccess(settings), "shapes": shapes}),
+        (Guard, {"access": WebAccess(settings), "keys": ApiKeys(settings.api_keys), "shapes": shapes}),
         (UnhandledErrors, {"shapes": shapes}),
     ]
     if settings.cors_origins:
@@ -94,7 +93,7 @@ def create_app(service: ChatService, settings: Settings) -> FastAPI:
         warming.cancel()
         await asyncio.gather(warming, return_exceptions=True)
         await background.close()
-        for each in [service] if service.models is None else service.models.services:
+        for each in service.beside:
             await each.close()
         if recorder is not None:
             recorder.close()

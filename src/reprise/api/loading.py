@@ -113,7 +113,7 @@ class LoadingApp:
             # Who waits for the model does not hold up the end.
             self._loop.call_soon_threadsafe(self._has_answers.set)
         if self.service is not None:
-            for each in self._services(self.service):
+            for each in self.service.beside:
                 each.begin_close()
             for model in () if self.service.models is None else self.service.models.all:
                 model.backend.refuse_loads()
@@ -121,11 +121,8 @@ class LoadingApp:
     def cut_off(self) -> None:
         """See `ChatService`."""
         if self.service is not None:
-            for each in self._services(self.service):
+            for each in self.service.beside:
                 each.cut_off()
-
-    def _services(self, first: ChatService) -> list[ChatService]:
-        return [first] if first.models is None else first.models.services
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":

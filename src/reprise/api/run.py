@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from typing import Protocol
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -87,21 +86,11 @@ _LAST_EVENTS_S = 1.0
 """The time that clients have to read that their answers were cut off."""
 
 
-class Closable(Protocol):
-    """The service behind the server, or all of its services."""
-
-    def begin_close(self) -> None:
-        """See `ChatService`, also for `cut_off`."""
-        ...
-
-    def cut_off(self) -> None: ...
-
-
 class Server(uvicorn.Server):
     """uvicorn's server with our end, and our connections."""
 
-    def __init__(self, app: ASGIApp, settings: Settings, served: "Closable", *, answers_s: float) -> None:
-        """`answers_s`: how long the responses under way may take after `finish`."""
+    def __init__(self, app: ASGIApp, settings: Settings, served: LoadingApp | ChatService, *, answers_s: float) -> None:
+        """`served`: what ends the answers. `answers_s`: how long the responses under way may take after `finish`."""
         limits = ConnectionLimits(
             max_connections=raise_descriptor_limit(settings.max_connections),
             arrive_s=settings.request_timeout_s,

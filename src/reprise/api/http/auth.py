@@ -51,12 +51,14 @@ def key_of(headers: Headers) -> str | None:
     return headers.get("x-api-key")
 
 
-class PageGuard:
-    """A layer around the application that refuses what `WebAccess` does not let a web page do."""
+class Guard:
+    """A layer around the application that lets in what `WebAccess` lets a web page do and callers with a known key, and
+    notes the caller's namespace."""
 
-    def __init__(self, app: ASGIApp, *, access: WebAccess, shapes: ErrorFormats) -> None:
+    def __init__(self, app: ASGIApp, *, access: WebAccess, keys: ApiKeys, shapes: ErrorFormats) -> None:
         self._app = app
         self._access = access
+        self._keys = keys
         self._shapes = shapes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -64,27 +66,16 @@ class PageGuard:
             try:
                 self._access.check_host(scope["headers"])
                 self._access.check_origin(scope["method"], scope["path"], scope["headers"])
+                scope = self._with_namespace(scope)
             except RepriseError as error:
                 await error_response(problem_of(error), self._shapes.of(scope))(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 
-
-class Authentication:
-    """A layer around the application that lets only known keys in, and notes the caller's namespace."""
-
-    def __init__(self, app: ASGIApp, *, keys: ApiKeys, shapes: ErrorFormats) -> None:
-        self._app = app
-        self._keys = keys
-        self._shapes = shapes
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] in _OPEN_PATHS or scope["path"].startswith(PREFIX):
-            await self._app(scope, receive, send)
-            return
+    def _with_namespace(self, scope: Scope) -> Scope:
+        if scope["path"] in _OPEN_PATHS or scope["path"].startswith(PREFIX):
+            return scope
         namespace = self._keys.namespace(key_of(Headers(scope=scope)))
         if namespace is None:
-            error = Unauthorized("Invalid or missing API key. Send `Authorization: Bearer KEY` or `x-api-key: KEY`.")
-            await error_response(problem_of(error), self._shapes.of(scope))(scope, receive, send)
-            return
-        await self._app({**scope, "reprise.namespace": namespace}, receive, send)
+            raise Unauthorized("Invalid or missing API key. Send `Authorization: Bearer KEY` or `x-api-key: KEY`.")
+        return {**scope, "reprise.namespace": namespace}

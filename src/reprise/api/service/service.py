@@ -141,6 +141,11 @@ class ChatService:
         """Nothing queued, running or settling, and nothing about to be."""
         return not self._open and self.threads.is_idle and not self._tasks and self.backend.status().is_idle
 
+    @property
+    def beside(self) -> "list[ChatService]":
+        """Those of all models of this server that were loaded, this one among them."""
+        return [self] if self.models is None else self.models.services
+
     def status(self) -> Status:
         """That of all models of this server together."""
         return total_of(list(self.statuses().values()))

@@ -227,7 +227,7 @@ class BodyRoute(APIRoute):
     """A route whose JSON body is read by `parse_body`.
 
     Whatever its type is called (curl calls it a form), unless a web page sends it: a page of another origin may send
-    forms and text without asking the server first. `PageGuard` refuses those; this holds without it, too.
+    forms and text without asking the server first. `Guard` refuses those; this holds without it, too.
     """
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:

@@ -120,7 +120,7 @@ class ReplicaServer:
         """
         if self._cutting is not None:
             return
-        for service in self._services:
+        for service in self._loaded_service.beside:
             service.backend.hurry()
         log.info("%s: draining", self._name)
         self._cutting = asyncio.get_running_loop().call_later(self._ending.answers_s, self._cut_off)
@@ -159,8 +159,3 @@ class ReplicaServer:
     def _loaded_service(self) -> ChatService:
         assert self._service is not None, "start() comes first"
         return self._service
-
-    @property
-    def _services(self) -> list[ChatService]:
-        service = self._loaded_service
-        return [service] if service.models is None else list(service.models.services)
