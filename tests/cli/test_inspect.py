@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import asdict
 
 import pytest
 from mlx_lm.models.cache import KVCache
@@ -11,7 +12,6 @@ from reprise.chat.templates.template_behavior import Place, Thoughts
 from reprise.cli.inspection import (
     Layers,
     TemplateReport,
-    as_json,
     count_layers,
     describe_kind,
     inspect_model,
@@ -107,7 +107,7 @@ def test_for_programs() -> None:
     assert result.exit_code == 0, result.output
     told = json.loads(result.stdout)
     # What passes cost is another number each time.
-    assert told | {"drafts": "off"} == json.loads(json.dumps(as_json(inspect("qwen3_5")))) != told
+    assert told | {"drafts": "off"} == json.loads(json.dumps(asdict(inspect("qwen3_5")))) != told
 
 
 def test_for_a_person() -> None:

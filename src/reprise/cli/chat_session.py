@@ -211,9 +211,7 @@ class Session:
         """Show an image with your next message: /image FILE; pasting its path does the same"""
         if file == "":
             raise NoAnswer("Name a file: /image FILE.")
-        path = Path(file).expanduser()
-        if not path.is_file():
-            raise NoAnswer(f"{path} is not a file." if path.exists() else f"There is no file {path}.")
+        path = _file(file)
         self._images.append(Image(path).part)
         more = f", {len(self._images)} images" if len(self._images) > 1 else ""
         self._screen.note(f"{path.name} goes with your next message{more}")
@@ -230,9 +228,7 @@ class Session:
         """Load a saved chat, or a list of messages as JSON: /load FILE"""
         if file == "":
             raise NoAnswer("Name a file: /load FILE.")
-        path = Path(file).expanduser()
-        if not path.is_file():
-            raise NoAnswer(f"{path} is not a file." if path.exists() else f"There is no file {path}.")
+        path = _file(file)
         text = path.read_bytes()
         if text.strip() in (b"", b"[]", b"{}", b"null"):
             raise NoAnswer(f"There is no chat in {path}.")
@@ -278,7 +274,7 @@ class Session:
             raise NoAnswer("There is no answer yet.")
         text = answers[-1]
         if rest == "code":
-            blocks = _code_blocks(text)
+            blocks = [block.group(3) for block in _FENCED.finditer(text)]
             if not blocks:
                 raise NoAnswer("The last answer has no block of code.")
             text = blocks[-1]
@@ -346,11 +342,6 @@ def _field_of(name: str) -> str:
     raise NoAnswer(f"Unknown option {name!r}. The options are {', '.join(ANSWER_OPTIONS)}.")
 
 
-def _code_blocks(text: str) -> list[str]:
-    """What stands between fences."""
-    return [block.group(3) for block in _FENCED.finditer(text)]
-
-
 _FENCED = re.compile(r"^ {0,3}(```+|~~~+)([^\n]*)\n(.*?)^ {0,3}\1[`~]*[ \t]*$", re.MULTILINE | re.DOTALL)
 
 
@@ -371,6 +362,14 @@ def counts_line(counts: TurnCounts) -> str:
     if counts.finish_reason == "length":
         parts.append("cut off at the token limit")
     return " · ".join(parts)
+
+
+def _file(name: str) -> Path:
+    """Raises NoAnswer if there is none."""
+    path = Path(name).expanduser()
+    if not path.is_file():
+        raise NoAnswer(f"{path} is not a file." if path.exists() else f"There is no file {path}.")
+    return path
 
 
 def _branches_of(body: Any, path: Path) -> tuple[dict[str, list[Message]], str]:

@@ -1,6 +1,7 @@
 """`reprise inspect MODEL`."""
 
 import json
+from dataclasses import asdict
 from typing import Annotated
 
 import typer
@@ -24,7 +25,7 @@ def inspect(
     share = settings.cache_bytes
     from rich.console import Console  # noqa: PLC0415 (quick start)
 
-    from reprise.cli.inspection import as_json, embedder_facts, inspect_model  # noqa: PLC0415 (imports MLX)
+    from reprise.cli.inspection import embedder_facts, inspect_model  # noqa: PLC0415 (imports MLX)
     from reprise.cli.inspection_table import table_of  # noqa: PLC0415
     from reprise.engine import memory  # noqa: PLC0415
     from reprise.engine.models.load import load_model  # noqa: PLC0415
@@ -50,6 +51,6 @@ def inspect(
         budget = share.of(memory.device_bytes()) if share is not None else memory.default_budget(loaded.nbytes)
         inspection = inspect_model(loaded, settings, budget=budget)
     if as_numbers:
-        typer.echo(json.dumps(as_json(inspection), indent=2))
+        typer.echo(json.dumps(asdict(inspection), indent=2))
     else:
         Console().print(table_of(inspection))

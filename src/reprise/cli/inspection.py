@@ -3,7 +3,7 @@
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -240,11 +240,6 @@ def tool_calls_of(text_model: TextModel) -> ToolCalls:
         is_parallel=calls.format is not None and calls.format.is_parallel,
         example=calls.example,
     )
-
-
-def as_json(inspection: TemplateReport) -> dict[str, Any]:
-    """The same for programs."""
-    return asdict(inspection)
 
 
 def where_it_resumes(layout: Layout) -> str:

@@ -10,7 +10,7 @@ from reprise.cli.models import model_directories
 from reprise.cli.process_limits import weights_nbytes
 from reprise.core.errors import LoadFailed
 from reprise.core.settings import ONE_MODEL, Settings, settings_of
-from reprise.engine.models.hub import CachedModel, cached_models, local_directory
+from reprise.engine.models.hub import cached_models, local_directory
 from reprise.engine.models.load import is_loadable
 
 
@@ -79,7 +79,10 @@ def served_models(settings: Settings) -> tuple[ModelEntry, ...]:
                 entries[each.id] = each
             elif not _is_same(known, each) and (each.is_named or each.is_directory):
                 # A name given by the user takes precedence over the same name in the hub's cache.
-                raise _same_name(known, each)
+                raise LoadFailed(
+                    f"{known.settings.model} and {each.settings.model} would both be called {known.id}. Rename one of "
+                    "the directories, or give the models aliases: tables [models.ALIAS] in the configuration file."
+                )
     return tuple(entries.values())
 
 
@@ -117,15 +120,9 @@ def _found(settings: Settings) -> Iterable[ModelEntry]:
     own = replace(settings, models={}, **ONE_MODEL)
     for directory in below:
         yield ModelEntry(id=directory.name, settings=replace(own, model=str(directory)), is_named=False)
-    for cached in _in_cache(settings):
-        yield ModelEntry(id=cached.id, settings=replace(own, model=cached.id), is_named=False)
-
-
-def _in_cache(settings: Settings) -> Iterable[CachedModel]:
-    if settings.has_hub_cache:
-        for cached in cached_models():
-            if is_loadable(cached.directory):
-                yield cached
+    for cached in cached_models() if settings.has_hub_cache else ():
+        if is_loadable(cached.directory):
+            yield ModelEntry(id=cached.id, settings=replace(own, model=cached.id), is_named=False)
 
 
 def _with_adapters(entry: ModelEntry) -> Iterable[ModelEntry]:
@@ -169,10 +166,3 @@ def _joint(each: Sequence[Settings]) -> Settings:
 def _is_same(one: ModelEntry, other: ModelEntry) -> bool:
     paths = [Path(entry.settings.model).expanduser().resolve() for entry in (one, other)]
     return paths[0] == paths[1] and one.adapter == other.adapter
-
-
-def _same_name(one: ModelEntry, other: ModelEntry) -> LoadFailed:
-    return LoadFailed(
-        f"{one.settings.model} and {other.settings.model} would both be called {one.id}. Rename one of the "
-        "directories, or give the models aliases: tables [models.ALIAS] in the configuration file."
-    )

@@ -83,7 +83,8 @@ def problem_of(error: Exception) -> Problem:
             found = [{**each, "loc": ("", *each["loc"])} for each in error.errors(include_url=False)]
             return problem_of(invalid_body(None, found))
         case HTTPException():
-            return _http_problem(error)
+            message = _HTTP_SENTENCES.get(error.status_code, error.detail)
+            return Problem(status=error.status_code, code=f"http_{error.status_code}", message=message)
         case _:
             message = "Internal server error. The server's log has the details; other requests continue."
             return Problem(status=500, code="internal_error", message=message)
@@ -94,11 +95,6 @@ _HTTP_SENTENCES = {
     404: "No such endpoint. GET /openapi.json lists them.",
     405: "Method not allowed for this endpoint. GET /openapi.json lists the allowed ones.",
 }
-
-
-def _http_problem(error: HTTPException) -> Problem:
-    message = _HTTP_SENTENCES.get(error.status_code, error.detail)
-    return Problem(status=error.status_code, code=f"http_{error.status_code}", message=message)
 
 
 def _invalid_body(error: RequestValidationError) -> Problem:

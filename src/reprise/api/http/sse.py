@@ -2,10 +2,10 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, aclosing
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -36,12 +36,12 @@ def comment_line(text: str) -> str:
     return f": {text}\n\n"
 
 
-async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+async def while_connected(receive: Receive, work: Awaitable[T]) -> T:
     """Await the work, and cancel it as soon as the client hangs up (then raises ClientGone).
 
     To be called when the body has been read: what the server hears from then on is the end of the connection.
     """
-    working = asyncio.create_task(work)
+    working = asyncio.ensure_future(work)
     leaving = asyncio.create_task(_disconnect(receive))
     try:
         await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from fastapi import Header, Query
 from starlette.responses import Response
 
-from reprise.api.http.errors import Problem, openai_shape
+from reprise.api.http.errors import openai_shape
 from reprise.api.http.off_loop import Stage
 from reprise.api.http.sse import EventStream, StreamSource, event_lines
 from reprise.api.service.models import model_body
@@ -39,12 +39,13 @@ async def events(call: OfServer, last_event_id: Annotated[str | None, Header(max
     hub = call.context.events
     telling = hub.tell(call.namespace, last_event_id)
     return EventStream(
-        StreamSource(reply=hub, texts=telling, request_id=new_request_id("events"), on_error=_last_event)
+        StreamSource(
+            reply=hub,
+            texts=telling,
+            request_id=new_request_id("events"),
+            on_error=lambda problem: event_lines("error", openai_shape(problem)),
+        )
     )
-
-
-def _last_event(problem: Problem) -> str:
-    return event_lines("error", openai_shape(problem))
 
 
 @router.get("/v1/cache/overview")

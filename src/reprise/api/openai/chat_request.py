@@ -57,6 +57,7 @@ def service_request_of(body: ChatBody, asked: Asked) -> ServiceRequest:
     asked.check_num(messages=len(body.messages), tools=len(body.tools or ()))
     sampling, origins = sampling_of(body, asked, logprobs=_num_logprobs(body, asked.limits.max_top_logprobs))
     is_prewarm = prewarms(body.prompt_cache_options)
+    bounds = (body.max_completion_tokens, body.max_tokens, body.n_predict)
     messages, until = body.messages, None
     if is_prewarm and messages and all(message.role in ("system", "developer") for message in messages):
         messages, until = [*messages, PLACEHOLDER], BoundaryKind.SYSTEM
@@ -77,7 +78,7 @@ def service_request_of(body: ChatBody, asked: Asked) -> ServiceRequest:
         num_choices=1 if is_prewarm else num_choices_of(body, asked),
         generates=not is_prewarm,
         until=until,
-        max_tokens=_answer_bound(body),
+        max_tokens=answer_bound(next((bound for bound in bounds if bound is not None), None)),
         min_tokens=body.min_tokens or 0,
         ignores_eos=body.ignore_eos is True,
         stop_tokens=stop_tokens_of(body, asked),
@@ -239,11 +240,6 @@ def response_grammar(wanted: ResponseFormat | None) -> Grammar | None:
     if wanted.json_schema is None or wanted.json_schema.schema_ is None:
         raise BadRequest("`response_format` needs `json_schema.schema`.", param="response_format.json_schema")
     return json_schema(wanted.json_schema.schema_, is_strict=wanted.json_schema.strict is True)
-
-
-def _answer_bound(body: ChatBody) -> int | None:
-    bounds = (body.max_completion_tokens, body.max_tokens, body.n_predict)
-    return answer_bound(next((bound for bound in bounds if bound is not None), None))
 
 
 def _thinking_budget(body: ChatBody) -> int | None:

@@ -235,6 +235,13 @@ def explanation_lines(body: Mapping[str, Any]) -> list[str]:
 def record_of(reply: Reply, *, model: str, explanation: Explanation | None) -> Record:
     """The record of a reply whose jobs are over."""
     request, rendered = reply.request, reply.rendered
+    if isinstance(request.prompt, RawPrompt):
+        prompt = Prompt(tokens=request.prompt.tokens)
+    else:
+        assert rendered is not None
+        prompt = rendered.prompt
+    # What was odd about the answers, each once.
+    odd = dict.fromkeys(note for choice in reply.choices for note in choice.parser.notes)
     return Record(
         id=request.id,
         api=request.api,
@@ -247,11 +254,11 @@ def record_of(reply: Reply, *, model: str, explanation: Explanation | None) -> R
         chat=request.chat_name,
         caller=request.caller,
         explanation=explanation,
-        notes=(*request.notes, *(() if rendered is None else rendered.notes), *_answer_notes(reply)),
+        notes=(*request.notes, *(() if rendered is None else rendered.notes), *odd),
         used=reply.used,
         render_s=reply.render_s,
-        images=tuple(map(_recorded, _prompt_of(reply).images)),
-        blocks=blocks_of(_prompt_of(reply)),
+        images=tuple(map(_recorded, prompt.images)),
+        blocks=blocks_of(prompt),
     )
 
 
@@ -262,19 +269,6 @@ def _recorded(image: PromptImage) -> RecordedImage:
 
 _NUM_DIGITS = 12
 """Of an image's digest."""
-
-
-def _prompt_of(reply: Reply) -> Prompt:
-    prompt = reply.request.prompt
-    if isinstance(prompt, RawPrompt):
-        return Prompt(tokens=prompt.tokens)
-    assert reply.rendered is not None
-    return reply.rendered.prompt
-
-
-def _answer_notes(reply: Reply) -> tuple[str, ...]:
-    """What was odd about the answers, each once."""
-    return tuple(dict.fromkeys(note for choice in reply.choices for note in choice.parser.notes))
 
 
 def _how_ended(reply: Reply) -> str:

@@ -1,9 +1,9 @@
 """What routes find in the application: the service, its limits, and the sender of a request."""
 
 import re
-from collections.abc import Coroutine
+from collections.abc import Awaitable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Annotated, TypeVar, cast
 
 from fastapi import Depends, Header, Query, Request
 from pydantic import BeforeValidator
@@ -107,7 +107,7 @@ class RouteCall:
         """What its body is read for."""
         return Asked(served=self.service.served, limits=self.service.limits, namespace=self.namespace)
 
-    async def while_connected(self, work: Coroutine[Any, Any, T]) -> T:
+    async def while_connected(self, work: Awaitable[T]) -> T:
         """Await the work; see `while_connected`."""
         return await while_connected(self.request.receive, work)
 

@@ -128,18 +128,12 @@ async def answer_when_ready(
     try:
         done, _ = await asyncio.wait((ready,), timeout=_AT_ONCE_S)
         if not done and is_stream:
-            streamed, ready = (
-                StreamWhileLoading(model, ready, answer, shapes=shapes, headers=headers, expected=expected),
-                None,
-            )
+            streamed = StreamWhileLoading(model, ready, answer, shapes=shapes, headers=headers, expected=expected)
+            ready = None
             return streamed
-        await while_connected(request.receive, _result(ready))
+        await while_connected(request.receive, ready)
         ready = None
         return await answer()
     finally:
         if ready is not None:
             ready.cancel()
-
-
-async def _result(ready: asyncio.Task[ChatService]) -> ChatService:
-    return await ready

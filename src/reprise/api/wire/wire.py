@@ -1,7 +1,7 @@
 """One answer in the form of an API: the table that each API fills in, and the route that writes all of them."""
 
 from collections import defaultdict
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -112,7 +112,7 @@ async def write_events(wire: AnyWire) -> AsyncGenerator[str, None]:
 
 
 async def respond(
-    call: RouteCall, start: Callable[[], Coroutine[Any, Any, AnyWire]], *, is_streamed: bool, has_state: bool = False
+    call: RouteCall, start: Callable[[], Awaitable[AnyWire]], *, is_streamed: bool, has_state: bool = False
 ) -> Response:
     """The response of every API: one body, or a stream, which continues without its client if the call says so.
 
@@ -140,7 +140,7 @@ async def respond(
     return JsonResponse(wire.state(), headers=wire.headers)
 
 
-async def _whole(start: Callable[[], Coroutine[Any, Any, AnyWire]]) -> tuple[AnyWire, dict[str, Any]]:
+async def _whole(start: Callable[[], Awaitable[AnyWire]]) -> tuple[AnyWire, dict[str, Any]]:
     wire = await start()
     async with wire.reply:
         async for event in wire.reply.events():
