@@ -15,7 +15,7 @@ demo: $(VENV)/.can-run ## a small model that remembers, forty turns of a chat, w
 	$(BIN)/reprise demo
 
 cluster-demo: $(VENV)/.can-cluster ## two replicas behind a gateway, one cache directory, and one replica killed in the middle
-	$(BIN)/python -m reprise.lab.demo.cluster
+	$(BIN)/python -m bench.cluster_demo
 
 serve: $(VENV)/.can-run ## serve a model: make serve MODEL=path-or-hub-id
 	@test -n "$(MODEL)" || { echo "Say which model: make serve MODEL=path-or-hub-id" >&2; exit 2; }

@@ -35,6 +35,8 @@ from mlx_lm.utils import (
     save_config,
 )
 
+from bench.tiny.build import thinking_template, write_tokenizer
+from bench.tiny.tokenizer import MARKUP, demo_texts, train_tokenizer
 from reprise.cache.prefix_cache import PrefixCache
 from reprise.core.events import Event, Finished
 from reprise.core.job import Job, Purpose, Sampling
@@ -46,8 +48,6 @@ from reprise.engine.memory import computing_device, device_bytes
 from reprise.engine.models.heads import FORMATS
 from reprise.engine.states.restoration import restored
 from reprise.engine.states.sequence_batch import SequenceSource
-from reprise.lab.demo.tiny.build import thinking_template, write_tokenizer
-from reprise.lab.demo.tiny.tokenizer import MARKUP, demo_texts, train_tokenizer
 from reprise.loop import EngineClient
 from reprise.loop.worker import Worker
 

@@ -24,6 +24,7 @@ import mlx.core as mx
 import numpy as np
 
 from bench.rivals import LLAMA
+from bench.tiny.build import QWEN3_5, build_model
 from reprise.cache.lookup import SegmentSlice
 from reprise.core.allowance import TAKEN_AT_ONCE
 from reprise.core.events import Event, Finished, Sampled
@@ -40,7 +41,6 @@ from reprise.engine.running.live_sequence import LiveSequence
 from reprise.engine.running.records import RecordEncoder
 from reprise.engine.running.runner import Runner
 from reprise.engine.states.payloads import PackedSegment, pack, save
-from reprise.lab.demo.tiny.build import QWEN3_5, build_model
 from reprise.loop import EngineClient
 from reprise.loop.disk import open_disk
 from reprise.loop.sequences import SequencePool

@@ -14,6 +14,7 @@ import numpy as np
 
 import reprise.lab.demo
 from bench.tau import answer_of, message_of, spoken, text_model, tools_of
+from bench.tiny.build import thinking_template
 from reprise.chat.messages.history import as_message
 from reprise.chat.text_model import TextModel
 from reprise.core.tokens import as_tokens
@@ -21,7 +22,6 @@ from reprise.drafts.benefit import PASS_SIZES, PassCosts
 from reprise.drafts.drafter import Drafts
 from reprise.engine.models.load import load_text_model
 from reprise.lab.demo.facts import LOOK_UP_TOOL, SYSTEM_PROMPT, random_chat
-from reprise.lab.demo.tiny.build import thinking_template
 
 DEMO = Path(reprise.lab.demo.__file__).parent / "model"
 COSTS: Mapping[str, Mapping[int, float]] = {

@@ -35,13 +35,13 @@ import numpy.typing as npt
 
 from bench.draft_replay import ReplayTurn, WrittenRuns, least_cost, show, workloads
 from bench.rivals import MODELS
+from bench.tiny.build import build_model
 from reprise.core.events import Event, Finished, Sampled
 from reprise.core.job import Job, Sampling
 from reprise.core.prompt import Prompt
 from reprise.core.settings import Settings
 from reprise.core.tokens import as_tokens
 from reprise.drafts.benefit import PassCosts
-from reprise.lab.demo.tiny.build import build_model
 from reprise.loop import EngineClient
 from reprise.loop.worker import Worker
 

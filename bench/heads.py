@@ -32,6 +32,7 @@ import mlx.core as mx
 
 from bench.draft_replay import COSTS, DEMO, FixedCosts, ReplayTurn, demo_turns
 from bench.rivals import MODELS
+from bench.tiny.build import build_model, random_weights
 from reprise.core.events import Event, Finished, Sampled
 from reprise.core.job import Job, Sampling
 from reprise.core.outcome import Outcome
@@ -42,7 +43,6 @@ from reprise.drafts.benefit import DraftCosts, PassCosts
 from reprise.engine.models.heads import FORMATS
 from reprise.engine.running.live_sequence import LiveSequence
 from reprise.engine.running.runner import TokenFailure, TokenResult
-from reprise.lab.demo.tiny.build import build_model, random_weights
 from reprise.loop import EngineClient
 from reprise.loop.worker import Worker
 

@@ -21,10 +21,10 @@ from typing import Any
 import httpx
 
 import reprise
+from bench.tiny.build import build_model
 from reprise.api.http.listening import listen
 from reprise.cli.engines import run_server
 from reprise.core.settings import Settings
-from reprise.lab.demo.tiny.build import build_model
 
 SOURCE = Path(reprise.__file__).parent
 WINGS = ("lab", "cluster")

@@ -28,8 +28,8 @@ import httpx
 import psutil
 
 from bench.streams import prose
+from bench.tiny.build import QWEN3_5, build_model
 from reprise.lab.bench.server_process import ServerProcess, free_port, mlx_lm_command, reprise_command
-from reprise.lab.demo.tiny.build import QWEN3_5, build_model
 
 MODEL_DIR = Path(str(files("reprise.lab.demo") / "model"))
 

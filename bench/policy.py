@@ -14,10 +14,10 @@ from pathlib import Path
 import psutil
 from rich.console import Console
 
+from bench.made_traces import WORKLOADS, Shape, chats_in_turn, uniform_documents, zipf_chats
 from reprise.lab.simulate.report import table_of
 from reprise.lab.simulate.run import Result, run_simulation
 from reprise.lab.simulate.traces import Granularity, read_trace
-from reprise.lab.simulate.workloads import WORKLOADS, Shape, chats_in_turn, uniform_documents, zipf_chats
 from reprise.replay.payloads import Sizes
 from reprise.replay.request import Request
 from reprise.replay.store import Replay

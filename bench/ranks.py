@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.rivals import MODELS
+from bench.tiny.build import build_model
 from reprise.cluster.ranks.group import LeadingRank, follow
 from reprise.cluster.ranks.leader import Leader
 from reprise.core.events import Event, Finished, Sampled
@@ -27,7 +28,6 @@ from reprise.core.job import Job, Sampling
 from reprise.core.prompt import Prompt
 from reprise.core.settings import Settings
 from reprise.core.tokens import as_tokens
-from reprise.lab.demo.tiny.build import build_model
 from reprise.loop import EngineClient
 
 PROMPT = 2048

@@ -18,13 +18,13 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from bench.streams import prose
+from bench.tiny.build import thinking_template, write_tokenizer
+from bench.tiny.tokenizer import demo_texts, train_tokenizer
 from reprise.chat.answer import Answer, ToolCall
 from reprise.chat.rendering.render import Renderer
 from reprise.chat.request import ChatRequest, Message
 from reprise.chat.text_model import TextModel
 from reprise.engine.models.load import load_text_model
-from reprise.lab.demo.tiny.build import thinking_template, write_tokenizer
-from reprise.lab.demo.tiny.tokenizer import demo_texts, train_tokenizer
 
 TOOL: dict[str, Any] = {
     "type": "function",

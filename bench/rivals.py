@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bench.tiny.build import QWEN3_5, build_model
 from reprise.lab.bench.server_process import ServerProcess, free_port, mlx_lm_command, server
-from reprise.lab.demo.tiny.build import QWEN3_5, build_model
 
 LLAMA = {
     "model_type": "llama",

@@ -20,14 +20,14 @@ from pathlib import Path
 from typing import Any
 
 from bench.offline import OfflineServer, TokenTally
+from bench.tiny.build import thinking_template, write_tokenizer
+from bench.tiny.tokenizer import train_tokenizer
 from reprise.chat.answer import Answer, ToolCall
 from reprise.chat.messages.history import as_message
 from reprise.chat.rendering.render import Renderer
 from reprise.chat.request import ChatRequest, Message
 from reprise.chat.text_model import TextModel
 from reprise.engine.models.load import load_text_model
-from reprise.lab.demo.tiny.build import thinking_template, write_tokenizer
-from reprise.lab.demo.tiny.tokenizer import train_tokenizer
 
 VOCABULARY = 16_384
 MEDIAN_THOUGHT = 150

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import httpx
 
+from bench.tiny.build import build_model
 from reprise.lab.bench.server_process import server
-from reprise.lab.demo.tiny.build import build_model
 
 _TOKENS = 1500
 

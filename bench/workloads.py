@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from bench.tiny.build import build_model
 from reprise.lab.demo.oracle import Oracle
-from reprise.lab.demo.tiny.build import build_model
 from tests.models.tiny import CONFIGS
 from tests.workloads import plays
 from tests.workloads.conftest import LAYERS

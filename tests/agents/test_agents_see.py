@@ -19,12 +19,12 @@ from typing import Any
 import httpx
 import pytest
 
+from bench.tiny.build import thinking_template
+from bench.tiny.tokenizer import MARKUP
 from reprise.chat.answer import Answer, ToolCall
 from reprise.chat.images import shown
 from reprise.cli.agents import AGENTS, ServerAddress
 from reprise.core.job import Job
-from reprise.lab.demo.tiny.build import thinking_template
-from reprise.lab.demo.tiny.tokenizer import MARKUP
 from tests.agents.packages import installed, python_with
 from tests.agents.recording import ExchangeRecorder, recording, write
 from tests.agents.test_open_webui import LEFT_OUT, open_webui

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from bench.tiny.build import QWEN3_5, build_model
 from reprise.chat.answer import Answer, ToolCall
 from reprise.cli.agents import AGENTS, ServerAddress
 from reprise.core.job import Job
-from reprise.lab.demo.tiny.build import QWEN3_5, build_model
 from tests.agents.packages import installed
 from tests.agents.recording import ExchangeRecorder, recording, write
 from tests.workloads.serving import Serving, serving, spoken

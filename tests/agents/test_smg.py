@@ -13,8 +13,8 @@ from random import Random
 import httpx
 import pytest
 
+from bench.cluster_demo import hold_all, replica_command, start_gateway
 from reprise.lab.bench.server_process import ServerProcess
-from reprise.lab.demo.cluster import hold_all, replica_command, start_gateway
 from reprise.lab.demo.facts import FactExchange, random_chat
 from reprise.loop.read_ahead import MIN_TOKENS
 from tests.agents.packages import python_with

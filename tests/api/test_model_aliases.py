@@ -13,7 +13,7 @@ import mlx.core as mx
 import mlx_lm
 import pytest
 
-from reprise.lab.demo.tiny.build import build_model
+from bench.tiny.build import build_model
 from tests.api.test_health import until
 from tests.models.adapters import write_adapter
 from tests.models.tiny import CONFIGS, MARKUP, tiny_model

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from bench.tiny.build import QWEN3_5, build_model
 from reprise.chat.answer import Answer
-from reprise.lab.demo.tiny.build import QWEN3_5, build_model
 from tests.agents.packages import installed, python_with
 from tests.agents.test_real_agents import CLAUDE, PACKAGES
 from tests.workloads.serving import Serving, serving

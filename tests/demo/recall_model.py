@@ -15,8 +15,8 @@ import mlx.core as mx
 import numpy as np
 
 import reprise
-from reprise.lab.demo.tiny.build import build_model
-from reprise.lab.demo.tiny.tokenizer import MARKUP
+from bench.tiny.build import build_model
+from bench.tiny.tokenizer import MARKUP
 
 FULL, WINDOWED = 0, 1
 """The layers."""

@@ -15,9 +15,9 @@ from reprise.lab.demo import story
 from reprise.lab.demo.client import ask
 from reprise.lab.demo.drive import Drive
 from reprise.lab.demo.facts import LOOK_UP_TOOL
+from reprise.lab.demo.prompts import LocalTokenizer
 from reprise.lab.demo.report import all_turns, totals
 from reprise.lab.demo.show import hold_chats
-from reprise.lab.demo.tiny.prompts import LocalTokenizer
 from reprise.lab.demo.turns import OPENING, request_body
 from tests.demo.trained import MODEL
 from tests.models.tiny import tiny_model

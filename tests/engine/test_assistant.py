@@ -9,6 +9,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from bench.tiny.build import build_model
 from reprise.cache.prefix_cache import PrefixCache
 from reprise.core.errors import LoadFailed
 from reprise.core.kinds import Full, Window
@@ -18,7 +19,6 @@ from reprise.engine.models.headed import GuessingModel, GuessRequest
 from reprise.engine.models.load import LoadedModel, load_model
 from reprise.engine.states.restoration import restored
 from reprise.engine.states.sequence_batch import SequenceBatch, SequenceSource
-from reprise.lab.demo.tiny.build import build_model
 from tests.models.headed import ASSISTED, assistant, config_of, plain_model
 from tests.zoo.sizes import WINDOW
 

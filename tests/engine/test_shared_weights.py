@@ -6,10 +6,10 @@ import mlx_lm
 import pytest
 from mlx.utils import tree_flatten
 
+from bench.tiny.build import build_model
 from reprise.core.settings import Settings
 from reprise.engine.models.adapters import SharedBases
 from reprise.engine.models.load import LoadedModel
-from reprise.lab.demo.tiny.build import build_model
 from tests.holding import active_memory
 from tests.models.adapters import write_adapter
 from tests.models.tiny import CONFIGS, MARKUP

@@ -8,7 +8,7 @@ import jsonschema_rs
 import pytest
 
 import reprise
-from reprise.lab.demo.tiny.build import build_model
+from bench.tiny.build import build_model
 from tests.chat.test_learnt_calls import ACTION, ADDRESSED, FORMATS, PLAIN, STATED, source
 from tests.matrix import every_nth
 from tests.models.tiny import CONFIGS

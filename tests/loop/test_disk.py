@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from bench.tiny.build import build_model
 from reprise.core.errors import DiskUnusable
 from reprise.core.failpoints import ACTIONS, Failpoint
 from reprise.core.job import Purpose
@@ -14,7 +15,6 @@ from reprise.core.outcome import Reason
 from reprise.core.prompt import Boundary, BoundaryKind
 from reprise.core.sizes import Bytes
 from reprise.engine.running.runner import SHARES_FROM
-from reprise.lab.demo.tiny.build import build_model
 from reprise.loop import sequences, write_behind
 from tests.loop.driving import PATIENCE_S, DrivenEngine
 from tests.loop.restarts import BLOCK, Restarts, disk_cache, disk_of, words

@@ -7,11 +7,11 @@ from typing import cast
 
 import pytest
 
+from bench.tiny.build import build_model
 from reprise.core.errors import LoadFailed
 from reprise.core.kinds import Full
 from reprise.engine.models.load import load_model
 from reprise.engine.running.live_sequence import LiveSequence
-from reprise.lab.demo.tiny.build import build_model
 from tests.loop.driving import DrivenEngine
 from tests.loop.test_reuse import words
 from tests.models.tiny import CONFIGS, tiny_model

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from bench.tiny.build import build_model
 from reprise.core.sizes import Bytes
-from reprise.lab.demo.tiny.build import build_model
 from reprise.loop import read_ahead, write_behind
 from tests.loop.driving import DrivenEngine
 from tests.loop.random_restarts import RandomRestarts, SteadyTwin

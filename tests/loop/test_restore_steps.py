@@ -7,6 +7,8 @@ from typing import Any, cast
 import mlx.core as mx
 import pytest
 
+from bench.tiny.build import build_model
+from bench.tiny.tokenizer import MARKUP
 from reprise.core import allowance
 from reprise.core.allowance import StepAllowance
 from reprise.core.events import FinishReason
@@ -15,8 +17,6 @@ from reprise.core.job import Purpose
 from reprise.core.kinds import Footprint
 from reprise.engine.running import records
 from reprise.engine.running.live_sequence import LiveSequence
-from reprise.lab.demo.tiny.build import build_model
-from reprise.lab.demo.tiny.tokenizer import MARKUP
 from reprise.loop import read_ahead, sequences, write_behind
 from reprise.loop.sequences import SequencePool
 from reprise.loop.tier import DiskTier

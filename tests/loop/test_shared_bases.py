@@ -12,11 +12,11 @@ import mlx_lm
 import pytest
 from mlx.utils import tree_flatten
 
+from bench.tiny.build import build_model
 from reprise.core.backend import WeightsState
 from reprise.core.errors import LoadFailed
 from reprise.core.settings import Settings
 from reprise.engine.models.adapters import SharedBases
-from reprise.lab.demo.tiny.build import build_model
 from reprise.loop import EngineClient
 from reprise.loop.engine_thread import EngineThread
 from reprise.loop.worker import Worker

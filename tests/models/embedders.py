@@ -17,8 +17,8 @@ import numpy as np
 from safetensors.numpy import save_file
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
-from reprise.lab.demo.tiny.build import build_model
-from reprise.lab.demo.tiny.tokenizer import demo_texts
+from bench.tiny.build import build_model
+from bench.tiny.tokenizer import demo_texts
 
 WIDTH, INNER, NUM_LAYERS, NUM_HEADS, NUM_POSITIONS, VOCABULARY = 32, 48, 2, 4, 64, 300
 

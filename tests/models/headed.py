@@ -12,9 +12,9 @@ import mlx.core as mx
 import numpy as np
 from mlx.utils import tree_flatten
 
+from bench.tiny.build import build_model, random_weights
 from reprise.engine.models.assistant import AssistantHead
 from reprise.engine.models.load import LoadedModel, load_model
-from reprise.lab.demo.tiny.build import build_model, random_weights
 from tests.models.tiny import CONFIGS
 from tests.zoo.catalogue import ZOO
 

@@ -6,7 +6,7 @@ import mlx_lm
 import pytest
 from mlx_lm.models.cache import make_prompt_cache
 
-from reprise.lab.demo.tiny.build import build_model
+from bench.tiny.build import build_model
 from tests.models.tiny import CONFIGS, tiny_model
 
 

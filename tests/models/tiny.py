@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from reprise.lab.demo.tiny.build import QWEN3_5, build_model
-from reprise.lab.demo.tiny.tokenizer import MARKUP
+from bench.tiny.build import QWEN3_5, build_model
+from bench.tiny.tokenizer import MARKUP
 
 _ATTENTION = {
     "hidden_size": 32,

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from bench.made_traces import Shape, chats_in_turn
 from reprise.cache.node import Checkpoint, subtree
 from reprise.core.prompt import Boundary, BoundaryKind, Prompt
 from reprise.core.tokens import Tokens, join_tokens
-from reprise.lab.simulate.workloads import Shape, chats_in_turn
 from reprise.replay.payloads import Sizes
 from reprise.replay.policies import POLICIES
 from reprise.replay.request import Request

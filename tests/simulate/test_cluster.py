@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from bench.made_traces import Shape, chats_in_turn
 from reprise.cli.main import app
 from reprise.core.errors import BadRequest
 from reprise.lab.simulate.cluster import ROUTINGS, ClusterResult, compare_clusters
 from reprise.lab.simulate.run import run_simulation
 from reprise.lab.simulate.traces import read_trace
-from reprise.lab.simulate.workloads import Shape, chats_in_turn
 from reprise.replay.payloads import Sizes
 from reprise.replay.request import Request
 from tests.matrix import now_and_later

@@ -12,14 +12,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 from typer.testing import CliRunner
 
-from reprise.cli.main import app
-from reprise.core.errors import BadRequest
-from reprise.core.prompt import Prompt
-from reprise.core.tokens import as_tokens
-from reprise.lab.simulate.offline import FutureKnown
-from reprise.lab.simulate.report import count_text, draw, nbytes_text, table_of
-from reprise.lab.simulate.run import BELADY, UNBOUNDED, Result, run_simulation
-from reprise.lab.simulate.workloads import (
+from bench.made_traces import (
     Shape,
     agent_loops,
     chats_among_scans,
@@ -27,6 +20,13 @@ from reprise.lab.simulate.workloads import (
     uniform_documents,
     zipf_chats,
 )
+from reprise.cli.main import app
+from reprise.core.errors import BadRequest
+from reprise.core.prompt import Prompt
+from reprise.core.tokens import as_tokens
+from reprise.lab.simulate.offline import FutureKnown
+from reprise.lab.simulate.report import count_text, draw, nbytes_text, table_of
+from reprise.lab.simulate.run import BELADY, UNBOUNDED, Result, run_simulation
 from reprise.replay.payloads import Sizes
 from reprise.replay.request import Request
 from reprise.replay.store import Replay

@@ -13,8 +13,8 @@ import mlx.core as mx
 import numpy as np
 from mlx.utils import tree_flatten
 
-from reprise.lab.demo.tiny.build import unspoken_tokens, write_tokenizer
-from reprise.lab.demo.tiny.tokenizer import demo_texts, train_tokenizer
+from bench.tiny.build import unspoken_tokens, write_tokenizer
+from bench.tiny.tokenizer import demo_texts, train_tokenizer
 from tests.vision.families import FAMILIES, FURTHER, VOCABULARY, SeeingFamily
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from bench.tiny.build import build_model
 from reprise.lab.demo.oracle import Oracle
-from reprise.lab.demo.tiny.build import build_model
 from tests.matrix import now_and_later
 from tests.models.tiny import CONFIGS, tiny_model
 from tests.workloads.serving import Serving, serving

@@ -1,8 +1,8 @@
 """What is said in the workloads: users' questions, models' answers with thoughts, tools and what they give."""
 
-from importlib.resources import files
 from typing import Any
 
+from bench.tiny.tokenizer import demo_texts
 from reprise.chat.answer import Answer, ToolCall
 from tests.workloads.serving import Message
 
@@ -10,7 +10,8 @@ SYSTEM_PROMPT = (
     "You are a patient adviser. Answer in plain words, name what you are not sure of, and keep to what was asked. "
     "When numbers are given, use them."
 )
-QUESTIONS = tuple((files("reprise.lab.demo") / "texts" / "chat.txt").read_text(encoding="utf-8").splitlines())
+_PROSE, _CHAT = demo_texts()
+QUESTIONS = tuple(_CHAT.splitlines())
 """Forty, each another."""
 
 
@@ -32,7 +33,7 @@ def thoughtful(number: int) -> Answer:
 
 def whole_prose() -> str:
     """A text of some two thousand tokens."""
-    return (files("reprise.lab.demo") / "texts" / "prose.txt").read_text(encoding="utf-8")
+    return _PROSE
 
 
 def prose() -> str:

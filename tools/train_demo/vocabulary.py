@@ -5,8 +5,8 @@ from random import Random
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 
+from bench.tiny.tokenizer import MARKUP
 from reprise.lab.demo.facts import FIXED, NAMES, NUMBERS, OTHER, SYSTEM_PROMPT, VALUES, random_chat
-from reprise.lab.demo.tiny.tokenizer import MARKUP
 from tools.train_demo.render import TOOLS
 
 KINDS = (*VALUES, "room")

@@ -19,8 +19,8 @@ from reprise.lab.bench.server_process import RestartableServer, server
 from reprise.lab.demo import pictures
 from reprise.lab.demo.client import DemoFailed, ask
 from reprise.lab.demo.drive import Drive
+from reprise.lab.demo.prompts import LocalTokenizer
 from reprise.lab.demo.report import parts_table, summary, table
-from reprise.lab.demo.tiny.prompts import LocalTokenizer
 from reprise.lab.demo.turns import DemoPart, History
 
 OPENING: History = ({"role": "system", "content": pictures.SYSTEM_PROMPT},)

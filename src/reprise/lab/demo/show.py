@@ -46,7 +46,7 @@ def hold_chats(hear: Hear = lambda _kind, _text: None, count: Count = lambda _tu
         stack.callback(warm.stop)
         cold = stack.enter_context(server(model, "--no-settle", "--no-prefix-cache"))
         # Here, since it imports MLX, which nobody should wait for who only asks for help.
-        from reprise.lab.demo.tiny.prompts import LocalTokenizer  # noqa: PLC0415
+        from reprise.lab.demo.prompts import LocalTokenizer  # noqa: PLC0415
 
         def ask_warm(history: History) -> ClientAnswer:
             hear(history[-1]["role"], history[-1]["content"])

@@ -3,7 +3,6 @@
 import json
 import math
 from collections.abc import Iterable, Mapping
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from mlx_lm.utils import (
 )
 from tokenizers import Tokenizer
 
-from reprise.lab.demo.tiny.tokenizer import MARKUP, demo_texts, train_tokenizer
+from bench.tiny.tokenizer import MARKUP, demo_texts, train_tokenizer
 
 QWEN3_5: Mapping[str, Any] = {
     "model_type": "qwen3_5",
@@ -45,7 +44,7 @@ QWEN3_5: Mapping[str, Any] = {
 
 def thinking_template() -> str:
     """The chat template of the tiny models: thinks, calls tools, and drops the thoughts of earlier turns."""
-    return (files("reprise.lab.demo.tiny") / "template.jinja").read_text(encoding="utf-8")
+    return Path(__file__).with_name("template.jinja").read_text(encoding="utf-8")
 
 
 def build_model(

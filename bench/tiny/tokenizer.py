@@ -1,7 +1,7 @@
 """A small byte-level BPE tokenizer, trained in a moment on the texts of the demonstration."""
 
 from collections.abc import Iterable
-from importlib.resources import files
+from pathlib import Path
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -21,7 +21,7 @@ MARKUP = (
 
 def demo_texts() -> tuple[str, ...]:
     """The texts that the tokenizer learns its words from."""
-    texts = files("reprise.lab.demo") / "texts"
+    texts = Path(__file__).parent / "texts"
     return tuple((texts / name).read_text(encoding="utf-8") for name in ("prose.txt", "chat.txt"))
 
 

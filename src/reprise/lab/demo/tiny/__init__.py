@@ -1,1 +1,0 @@
-"""Tiny models with random weights, in the form that mlx-lm loads: for the demonstration and for tests."""
