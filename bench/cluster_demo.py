@@ -22,10 +22,11 @@ import httpx
 from rich.console import Console
 from rich.table import Table
 
+from bench.fact_chats import random_chat
 from reprise.lab.bench.client import ClientReply, Post, Refused, Unreachable, send
 from reprise.lab.bench.server_process import ServerProcess, free_port, reprise_command
 from reprise.lab.demo.client import DemoFailed
-from reprise.lab.demo.facts import FactExchange, random_chat
+from reprise.lab.demo.facts import FactExchange
 from reprise.lab.demo.turns import OPENING, History, request_body
 
 NUM_CHATS, NUM_TURNS = 8, 24

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 import reprise.lab.demo
+from bench.fact_chats import random_chat
 from bench.tau import answer_of, message_of, spoken, text_model, tools_of
 from bench.tiny.build import thinking_template
 from reprise.chat.messages.history import as_message
@@ -21,7 +22,7 @@ from reprise.core.tokens import as_tokens
 from reprise.drafts.benefit import PASS_SIZES, PassCosts
 from reprise.drafts.drafter import Drafts
 from reprise.engine.models.load import load_text_model
-from reprise.lab.demo.facts import LOOK_UP_TOOL, SYSTEM_PROMPT, random_chat
+from reprise.lab.demo.facts import LOOK_UP_TOOL, SYSTEM_PROMPT
 
 DEMO = Path(reprise.lab.demo.__file__).parent / "model"
 COSTS: Mapping[str, Mapping[int, float]] = {

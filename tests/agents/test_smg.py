@@ -14,8 +14,9 @@ import httpx
 import pytest
 
 from bench.cluster_demo import hold_all, replica_command, start_gateway
+from bench.fact_chats import random_chat
 from reprise.lab.bench.server_process import ServerProcess
-from reprise.lab.demo.facts import FactExchange, random_chat
+from reprise.lab.demo.facts import FactExchange
 from reprise.loop.read_ahead import MIN_TOKENS
 from tests.agents.packages import python_with
 

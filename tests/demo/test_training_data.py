@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
-from reprise.lab.demo.facts import LOOK_UP_TOOL, SYSTEM_PROMPT, FactExchange, random_chat
+from bench.fact_chats import random_chat
+from reprise.lab.demo.facts import LOOK_UP_TOOL, SYSTEM_PROMPT, FactExchange
 from tests.demo.trained import MODEL, tokenizer
 from tools.train_demo.render import ChatRenderer
 from tools.train_demo.vocabulary import demo_tokenizer

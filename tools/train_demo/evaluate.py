@@ -17,7 +17,8 @@ from mlx_lm.generate import generate_step
 from mlx_lm.utils import load
 
 import reprise.lab.demo
-from reprise.lab.demo.facts import LOOK_UP_TOOL, SYSTEM_PROMPT, FactExchange, random_chat
+from bench.fact_chats import random_chat
+from reprise.lab.demo.facts import LOOK_UP_TOOL, SYSTEM_PROMPT, FactExchange
 from tools.train_demo.render import call_text
 
 SHIPPED = Path(reprise.lab.demo.__file__).parent / "model"

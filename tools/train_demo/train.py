@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from reprise.lab.demo.facts import FactExchange, random_chat
+from bench.fact_chats import random_chat
+from reprise.lab.demo.facts import FactExchange
 from tools.train_demo.render import ChatRenderer, TrainingChat
 from tools.train_demo.twin import CHUNK, Twin, demo_config
 from tools.train_demo.vocabulary import demo_tokenizer

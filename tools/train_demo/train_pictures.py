@@ -22,7 +22,7 @@ from tokenizers import Tokenizer
 from reprise.core.image_files import pixels_of
 from reprise.core.images import ImageFile, PromptImage, grid_positions
 from reprise.core.tokens import Span
-from reprise.lab.demo.pictures import COLOURS, NAMES, PLACEHOLDERS, SIDE, SYSTEM_PROMPT, paint, random_chat
+from reprise.lab.demo.pictures import COLOURS, NAMES, PLACEHOLDERS, SIDE, SYSTEM_PROMPT, paint
 from tools.train_demo.vocabulary import build_tokenizer
 
 MARKUP = (
@@ -103,6 +103,24 @@ WEIGHT = 4.0
 RATE = 3e-3
 POOL, BATCH, EVALUATED = 16, 16, 64
 """Pictures that the chats of a step are about, and chats."""
+
+
+MOST_PICTURES = 6
+"""In a chat that is made up: what the model can keep apart."""
+
+
+def random_chat(random: Random, num: int) -> list[tuple[str, str | None]]:
+    """What a made-up chat of so many turns does, turn by turn: whose picture, and the colour where it is shown."""
+    names = random.sample(NAMES, random.randint(1, MOST_PICTURES))
+    shown: list[str] = []
+    turns: list[tuple[str, str | None]] = []
+    for _ in range(num):
+        if names and (not shown or random.random() < 0.5):
+            shown.append(names.pop())
+            turns.append((shown[-1], random.choice(tuple(COLOURS))))
+        else:
+            turns.append((random.choice(shown), None))
+    return turns
 
 
 def picture_tokenizer() -> Tokenizer:

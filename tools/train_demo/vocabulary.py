@@ -5,8 +5,9 @@ from random import Random
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 
+from bench.fact_chats import random_chat
 from bench.tiny.tokenizer import MARKUP
-from reprise.lab.demo.facts import FIXED, NAMES, NUMBERS, OTHER, SYSTEM_PROMPT, VALUES, random_chat
+from reprise.lab.demo.facts import FIXED, NAMES, NUMBERS, OTHER, SYSTEM_PROMPT, VALUES
 from tools.train_demo.render import TOOLS
 
 KINDS = (*VALUES, "room")

@@ -6,7 +6,6 @@ The demo's model that sees is trained on such chats (`tools/train_demo/train_pic
 import base64
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from random import Random
 from typing import Any
 
 import numpy as np
@@ -30,8 +29,6 @@ SIDE = 56
 PLACEHOLDERS = 4
 """Tokens of the model that stand for a picture."""
 SYSTEM_PROMPT = "You look at pictures and remember their colours."
-MOST_PICTURES = 6
-"""In a chat that is made up: what the model can keep apart."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,20 +76,6 @@ def show(name: str, colour: str, picture: ImageFile) -> PictureExchange:
 def ask(name: str, colour: str) -> PictureExchange:
     """The user asks for the colour of a picture that was shown."""
     return PictureExchange(words=f"What colour is {name}'s picture?", answer=f"{name}'s picture is {colour}.")
-
-
-def random_chat(random: Random, num: int) -> list[tuple[str, str | None]]:
-    """What a made-up chat of so many turns does, turn by turn: whose picture, and the colour where it is shown."""
-    names = random.sample(NAMES, random.randint(1, MOST_PICTURES))
-    shown: list[str] = []
-    turns: list[tuple[str, str | None]] = []
-    for _ in range(num):
-        if names and (not shown or random.random() < 0.5):
-            shown.append(names.pop())
-            turns.append((shown[-1], random.choice(tuple(COLOURS))))
-        else:
-            turns.append((random.choice(shown), None))
-    return turns
 
 
 CHAT: Sequence[str] = (
