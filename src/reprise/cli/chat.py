@@ -172,9 +172,8 @@ def _prompt(branch: str) -> str:
 
 
 def _answer_input(model: ChatModel, system: str | None) -> None:
-    from reprise.cli.chat_session import Session  # noqa: PLC0415
-    from reprise.cli.chat_terminal import PlainScreen  # noqa: PLC0415
+    from reprise.cli.chat_session import Screen, Session  # noqa: PLC0415
 
-    session = Session(model, PlainScreen(), system=system)
+    session = Session(model, Screen(), system=system)
     if not session.say(sys.stdin.read().strip()):
         raise typer.Exit(1)

@@ -1,13 +1,14 @@
-"""The state of `reprise chat`: the history, its branches, and the commands. `chat_terminal.py` has the screen."""
+"""The state of `reprise chat`: the history, its branches, and the commands. `chat_terminal.py` has the terminal."""
 
 import json
 import re
 import shlex
+import sys
 import tempfile
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, closing
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 from reprise.chat.message_format import content_of, joined_text, text_runs
 from reprise.cli.chat_model import AnswerPiece, ChatModel, Message, NoAnswer, TurnCounts
@@ -23,33 +24,41 @@ _MOST_IN_PIECE = 16
 _ROLES = frozenset({"system", "developer", "user", "assistant"})
 
 
-class Screen(Protocol):
-    """Shows the session and asks the user."""
+class Screen:
+    """Shows the session as plain text, for pipes: answers on standard output, everything else on standard error."""
 
-    def answer(self) -> AbstractContextManager[Callable[[AnswerPiece], None]]:
-        """A block in which an answer is shown; call the function it yields with each piece."""
-        ...
+    @contextmanager
+    def answer(self) -> Generator[Callable[[AnswerPiece], None]]:
+        """A block in which an answer is shown; call the function it yields with each piece. Reasoning is left out."""
+
+        def show(piece: AnswerPiece) -> None:
+            sys.stdout.write(piece.text)
+            sys.stdout.flush()
+
+        yield show
+        sys.stdout.write("\n")
 
     def say(self, text: str) -> None:
         """Show output that the user requested."""
-        ...
+        print(text)
 
     def note(self, text: str) -> None:
         """Show a dim line beside the chat."""
-        ...
+        print(text, file=sys.stderr)
 
-    def complain(self, text: str) -> None: ...
+    def complain(self, text: str) -> None:
+        print(f"reprise: {text}", file=sys.stderr)
+
     def ask(self, prompt: str, default: str) -> str | None:
-        """Have the user edit a text; None if cancelled."""
-        ...
+        """Have the user edit a text; None if cancelled, or nobody is there."""
+        return None
 
     def fold_reasoning(self, *, is_folded: bool) -> None:
         """Set whether reasoning is folded to one line."""
-        ...
 
     def copy(self, text: str) -> bool:
         """Put a text on the clipboard; False if there is none to be had."""
-        ...
+        return False
 
 
 class Session:

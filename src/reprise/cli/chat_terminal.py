@@ -5,7 +5,6 @@ import base64
 import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -29,7 +28,7 @@ from rich.markdown import Markdown
 from rich.text import Text
 
 from reprise.cli.chat_model import AnswerPiece
-from reprise.cli.chat_session import COMMANDS
+from reprise.cli.chat_session import COMMANDS, Screen
 
 _PAUSE_S = 0.3
 """After this pause in typing, the text so far is prefilled."""
@@ -40,7 +39,7 @@ _THOUGHTS_SHOWN = 4
 """Lines of reasoning shown while the model thinks."""
 
 
-class Terminal:
+class Terminal(Screen):
     """Reads lines from the user and shows answers as Markdown while they are generated."""
 
     def __init__(
@@ -103,8 +102,6 @@ class Terminal:
             return None
         finally:
             self._typing.stop()
-
-    # A session's screen.
 
     @contextmanager
     def answer(self) -> Generator[Callable[[AnswerPiece], None]]:
@@ -289,38 +286,3 @@ def _keys() -> KeyBindings:
     bind("escape", "enter")(new_line)
     bind("c-j")(new_line)
     return keys
-
-
-class PlainScreen:
-    """Answers as plain text on standard output, for pipes; everything else on standard error."""
-
-    @contextmanager
-    def answer(self) -> Generator[Callable[[AnswerPiece], None]]:
-        """Reasoning is left out."""
-
-        def show(piece: AnswerPiece) -> None:
-            sys.stdout.write(piece.text)
-            sys.stdout.flush()
-
-        yield show
-        sys.stdout.write("\n")
-
-    def say(self, text: str) -> None:
-        print(text)
-
-    def note(self, text: str) -> None:
-        print(text, file=sys.stderr)
-
-    def complain(self, text: str) -> None:
-        print(f"reprise: {text}", file=sys.stderr)
-
-    def ask(self, prompt: str, default: str) -> str | None:
-        """Nobody is there to answer."""
-        return None
-
-    def fold_reasoning(self, *, is_folded: bool) -> None:
-        """Reasoning is never shown."""
-
-    def copy(self, text: str) -> bool:
-        """A pipe has no clipboard."""
-        return False

@@ -179,7 +179,8 @@ class ServingEngines:
     def stop(self, *, timeout_s: float) -> None:
         """End the engines, once the disk has what they computed."""
         self._watching.close()
-        _close(self._engines, timeout_s=timeout_s)
+        for engine in self._engines:
+            engine.close(now=True, timeout_s=timeout_s)
 
     def close(self) -> None:
         """Release what is left, also where loading failed."""
@@ -375,11 +376,6 @@ def _preload(served: _ServingEngine, is_over: threading.Event) -> None:
             ready.result()
     except LoadFailed as error:
         log.warning("%s was not preloaded; the first request for it loads it: %s", engine.name, error)
-
-
-def _close(engines: Sequence[EngineClient], *, timeout_s: float) -> None:
-    for engine in engines:
-        engine.close(now=True, timeout_s=timeout_s)
 
 
 def memory_bound(settings: Settings) -> int | None:

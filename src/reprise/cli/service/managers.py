@@ -3,10 +3,10 @@
 import os
 import subprocess
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from reprise.cli.service.units import NAME, Service, launchd_plist, systemd_units
 from reprise.core.errors import RepriseError
@@ -29,48 +29,55 @@ class Ran:
     output: str
 
 
-class ServiceManager(Protocol):
-    """What runs programs for a user whether or not a terminal is open."""
+class ServiceManager(ABC):
+    """What runs programs for a user whether or not a terminal is open. `command` controls it, `paths` are its files."""
 
+    def __init__(self, run: Run, command: Sequence[str], paths: Sequence[Path]) -> None:
+        self._run = run
+        self._command = command
+        self._paths = paths
+
+    @abstractmethod
     def files(self, service: Service) -> Mapping[Path, bytes]:
         """The files that it needs, by place."""
-        ...
 
     def installed(self) -> tuple[Path, ...]:
         """Those of them that are there."""
-        ...
+        return tuple(path for path in self._paths if path.exists())
 
+    @abstractmethod
     def start(self, service: Service) -> None:
         """Run what the files say, from now on. Raises ServiceFailed."""
-        ...
 
+    @abstractmethod
     def stop(self) -> None:
         """End it, and run it no more. Raises ServiceFailed."""
-        ...
 
+    @abstractmethod
     def is_active(self) -> bool:
         """Whether the server runs, or the port waits for the first connection."""
-        ...
 
     def advice(self) -> str | None:
         """What the user may want to know after installing; None: nothing."""
-        ...
+        return None
+
+    def _tell(self, *words: str) -> None:
+        ran = self._run([*self._command, *words])
+        if ran.status != 0:
+            raise ServiceFailed(f"`{' '.join((*self._command, *words))}` failed: {' '.join(ran.output.split())}")
 
 
-class Systemd:
+class Systemd(ServiceManager):
     """The user's manager of systemd."""
 
     def __init__(self, run: Run, environment: Mapping[str, str], home: Path) -> None:
         configured = environment.get("XDG_CONFIG_HOME")
         self._folder = (Path(configured) if configured else home / ".config") / "systemd" / "user"
-        self._run = run
+        paths = [self._folder / f"{NAME}{ending}" for ending in (".service", ".socket")]
+        super().__init__(run, ("systemctl", "--user"), paths)
 
     def files(self, service: Service) -> Mapping[Path, bytes]:
         return {self._folder / name: text.encode() for name, text in systemd_units(service).items()}
-
-    def installed(self) -> tuple[Path, ...]:
-        places = (self._folder / f"{NAME}{ending}" for ending in (".service", ".socket"))
-        return tuple(path for path in places if path.exists())
 
     def start(self, service: Service) -> None:
         self._tell("daemon-reload")
@@ -85,33 +92,22 @@ class Systemd:
             self._tell("disable", "--now", *units)
 
     def is_active(self) -> bool:
-        return any(self._run([*_SYSTEMCTL, "is-active", path.name]).status == 0 for path in self.installed())
+        return any(self._run([*self._command, "is-active", path.name]).status == 0 for path in self.installed())
 
     def advice(self) -> str | None:
         return "It ends when you log out; `loginctl enable-linger` keeps it running, and starts it at boot."
 
-    def _tell(self, *words: str) -> None:
-        ran = self._run([*_SYSTEMCTL, *words])
-        if ran.status != 0:
-            raise ServiceFailed(f"`systemctl --user {' '.join(words)}` failed: {' '.join(ran.output.split())}")
 
-
-_SYSTEMCTL = ("systemctl", "--user")
-
-
-class Launchd:
+class Launchd(ServiceManager):
     """The agents of a user who is logged in to macOS."""
 
     def __init__(self, run: Run, home: Path, *, user: int) -> None:
         self._file = home / "Library" / "LaunchAgents" / f"{NAME}.plist"
         self._domain = f"gui/{user}"
-        self._run = run
+        super().__init__(run, ("launchctl",), [self._file])
 
     def files(self, service: Service) -> Mapping[Path, bytes]:
         return {self._file: launchd_plist(service)}
-
-    def installed(self) -> tuple[Path, ...]:
-        return (self._file,) if self._file.exists() else ()
 
     def start(self, service: Service) -> None:
         if self.is_active():
@@ -123,15 +119,7 @@ class Launchd:
             self._tell("bootout", f"{self._domain}/{NAME}")
 
     def is_active(self) -> bool:
-        return self._run(["launchctl", "print", f"{self._domain}/{NAME}"]).status == 0
-
-    def advice(self) -> str | None:
-        return None
-
-    def _tell(self, *words: str) -> None:
-        ran = self._run(["launchctl", *words])
-        if ran.status != 0:
-            raise ServiceFailed(f"`launchctl {' '.join(words)}` failed: {' '.join(ran.output.split())}")
+        return self._run([*self._command, "print", f"{self._domain}/{NAME}"]).status == 0
 
 
 def this_manager() -> ServiceManager:
