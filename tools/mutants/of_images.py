@@ -111,7 +111,7 @@ IMAGE_MUTANTS = (
     _mutant(
         "ImageParts.read",
         "an image is fetched from any host",
-        "_host_of(source.text) in self._limits.hosts",
+        "_host_of(text) in self._limits.hosts",
         "True",
         _APIS,
     ),

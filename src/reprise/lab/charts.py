@@ -146,14 +146,11 @@ figure { margin: 0; min-width: 0; max-width: 60rem; } .facts dd { text-align: le
 figure svg { display: block; width: 100%; height: auto; font-size: 12px; }
 figure text { fill: var(--soft); } figure .grid { stroke: var(--line); } figcaption { margin-bottom: .4rem; }
 .line { fill: none; stroke-width: 2; stroke-linejoin: round; } .band { opacity: .16; } .whisker { stroke: var(--ink); }
-.line.s0 { stroke: var(--s0); } .line.s1 { stroke: var(--s1); } .line.s2 { stroke: var(--s2); }
-.line.s3 { stroke: var(--s3); } .line.s4 { stroke: var(--s4); } .line.s5 { stroke: var(--s5); }
-.dot.s0, .bar.s0, .band.s0 { fill: var(--s0); } .dot.s1, .bar.s1, .band.s1 { fill: var(--s1); }
-.dot.s2, .bar.s2, .band.s2 { fill: var(--s2); } .dot.s3, .bar.s3, .band.s3 { fill: var(--s3); }
-.dot.s4, .bar.s4, .band.s4 { fill: var(--s4); } .dot.s5, .bar.s5, .band.s5 { fill: var(--s5); }
-i.s0 { background: var(--s0); } i.s1 { background: var(--s1); } i.s2 { background: var(--s2); }
-i.s3 { background: var(--s3); } i.s4 { background: var(--s4); } i.s5 { background: var(--s5); }
-"""
+""" + "".join(
+    f".line.s{n} {{ stroke: var(--s{n}); }} .dot.s{n}, .bar.s{n}, .band.s{n} {{ fill: var(--s{n}); }} "
+    f"i.s{n} {{ background: var(--s{n}); }}\n"
+    for n in range(6)
+)
 
 
 def number(value: float) -> str:

@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import NoReturn, Self
 
 log = logging.getLogger(__name__)
@@ -65,9 +65,7 @@ class Ending:
                     self._before[each] = signal.signal(each, self._handle)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for each, handler in self._before.items():
             signal.signal(each, handler)  # type: ignore[arg-type]
 

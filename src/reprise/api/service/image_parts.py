@@ -72,22 +72,25 @@ class ImageParts:
         source, detail = _source_of(fields), _detail_of(fields)
         if source is None:
             raise UnreadableImage(f"An image needs its data: {_HOW}.", param=where)
-        if not source.is_url:
-            return self._image(source.text, detail, where)
-        scheme, _, rest = source.text.partition(":")
+        text, sent_as_url = source
+        if not sent_as_url:
+            return self._image(text, detail, where)
+        scheme, _, rest = text.partition(":")
         if scheme.lower() == "data":
-            head, comma, text = rest.partition(",")
+            head, comma, content = rest.partition(",")
             if comma == "" or re.search(r"; *base64\s*$", head, re.IGNORECASE) is None:
                 raise UnreadableImage(
                     "A data URL of an image must be in base64: `data:image/png;base64,...`.", param=where
                 )
             # As browsers read it: `+` and `=` may be percent-encoded in a URL.
-            return self._image(unquote_to_bytes(text).decode("latin-1") if "%" in text else text, detail, where)
-        if scheme.lower() in ("http", "https") and _host_of(source.text) in self._limits.hosts:
-            return {"type": "image", "link": ImageLink(url=source.text, detail=detail, where=where)}
+            return self._image(
+                unquote_to_bytes(content).decode("latin-1") if "%" in content else content, detail, where
+            )
+        if scheme.lower() in ("http", "https") and _host_of(text) in self._limits.hosts:
+            return {"type": "image", "link": ImageLink(url=text, detail=detail, where=where)}
         if scheme.lower() in ("http", "https"):
             raise UnreadableImage(
-                f"This server fetches no images from {_host_of(source.text) or 'there'}: {_HOW}, or start the server "
+                f"This server fetches no images from {_host_of(text) or 'there'}: {_HOW}, or start the server "
                 "with --allow-image-urls and the host's name.",
                 param=where,
             )
@@ -105,23 +108,17 @@ def too_large(nbytes: int) -> str:
     return f"An image is longer than {nbytes:,} bytes. Send it smaller, or start the server with --max-image-bytes."
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _SentImage:
-    text: str
-    is_url: bool
-
-
-def _source_of(fields: Mapping[str, Any]) -> _SentImage | None:
-    """Where the image is, in the words of any API; None: nowhere."""
+def _source_of(fields: Mapping[str, Any]) -> tuple[str, bool] | None:
+    """Where the image is, in the words of any API, and whether that is a URL; None: nowhere."""
     given: Any = fields.get("image_url", fields.get("source", fields.get("image")))
     if isinstance(given, Mapping):
         inner = cast(Mapping[str, Any], given)
         if inner.get("type") == "base64" and isinstance(inner.get("data"), str):
-            return _SentImage(text=inner["data"], is_url=False)
+            return inner["data"], False
         given = inner.get("url")
     if not isinstance(given, str) or (text := given.strip()) == "":
         return None
-    return _SentImage(text=text, is_url=is_url(text))
+    return text, is_url(text)
 
 
 def is_url(text: str) -> bool:

@@ -10,7 +10,6 @@ import time
 from collections import Counter, deque
 from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Self
 from uuid import uuid4
 
@@ -110,9 +109,7 @@ class EventHub:
             raise
         self._looking = asyncio.create_task(self._look_on())
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self._num_watchers -= 1
 
     async def tell(self, namespace: str, last_id: str | None) -> AsyncGenerator[str, None]:

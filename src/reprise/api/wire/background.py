@@ -10,7 +10,6 @@ import sys
 from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import aclosing, contextmanager
 from dataclasses import replace
-from types import TracebackType
 from typing import Any, Self
 
 from reprise.api.http.errors import problem_of
@@ -76,9 +75,7 @@ class BackgroundAnswer:
         self._owner.rearm(self)
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self.num_readers -= 1
         if self.num_readers == 0 and not self.is_over:
             log.info("%s: continues in the background without a reader", self.id)

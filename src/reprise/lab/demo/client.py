@@ -1,12 +1,17 @@
 """One chat turn over HTTP, as any client would do it, with a clock."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from importlib.resources import as_file, files
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import httpx
 
 from reprise.lab.bench.client import Post, Refused, Unreachable, send, texts_in
+from reprise.lab.bench.server_process import RestartableServer, server
 from reprise.lab.demo.turns import TOOLS, ClientAnswer, History, request_body
 
 _TRIES, _PAUSE_S = 40, 0.025
@@ -14,6 +19,21 @@ _TRIES, _PAUSE_S = 40, 0.025
 
 class DemoFailed(Exception):
     """The demonstration cannot go on; the sentence says why."""
+
+
+@contextmanager
+def two_servers(name: str) -> Generator[tuple[Path, RestartableServer, httpx.Client]]:
+    """The demo's model of this name, a server of it that reuses, with a disk, and a client of one that does not.
+
+    Raises ServerFailed.
+    """
+    with ExitStack() as stack:
+        model = stack.enter_context(as_file(files("reprise.lab.demo") / name))
+        folder = stack.enter_context(TemporaryDirectory(prefix="reprise-demo-"))
+        # Without settling, or the counts would depend on how long the server was idle between two turns.
+        warm = RestartableServer(model, "--no-settle", "--disk-cache", folder)
+        stack.callback(warm.stop)
+        yield model, warm, stack.enter_context(server(model, "--no-settle", "--no-prefix-cache"))
 
 
 Hear = Callable[[str, str], None]

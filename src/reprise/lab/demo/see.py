@@ -2,11 +2,8 @@
 
 import zlib
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from functools import partial
-from importlib.resources import as_file, files
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, cast
 
 import numpy as np
@@ -15,9 +12,8 @@ from rich.console import Console
 from reprise.core.installation import mend_line
 from reprise.core.tokens import Tokens, as_tokens
 from reprise.engine.models.vision import has_source
-from reprise.lab.bench.server_process import RestartableServer, server
 from reprise.lab.demo import pictures
-from reprise.lab.demo.client import DemoFailed, ask
+from reprise.lab.demo.client import DemoFailed, ask, two_servers
 from reprise.lab.demo.drive import Drive
 from reprise.lab.demo.prompts import LocalTokenizer
 from reprise.lab.demo.report import parts_table, summary, table
@@ -74,13 +70,7 @@ def hold_chat_about_pictures() -> tuple[DemoPart, ...]:
     """
     if not has_source():
         raise DemoFailed(f"A model that sees needs an extra: {mend_line('vision')}")
-    with ExitStack() as stack:
-        model = stack.enter_context(as_file(files("reprise.lab.demo") / "seeing"))
-        folder = stack.enter_context(TemporaryDirectory(prefix="reprise-demo-"))
-        # Without settling, or the counts would depend on how long the server was idle between two turns.
-        warm = RestartableServer(model, "--no-settle", "--disk-cache", folder)
-        stack.callback(warm.stop)
-        cold = stack.enter_context(server(model, "--no-settle", "--no-prefix-cache"))
+    with two_servers("seeing") as (model, warm, cold):
         drive = Drive(
             warm=lambda history: ask(warm.client, history, tools=()),
             cold=partial(ask, cold, tools=()),

@@ -1,12 +1,10 @@
 """The whole demo: two servers, forty turns, a restart, a branch, an edit, two chats at once, and the numbers."""
 
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
-from importlib.resources import as_file, files
+from importlib.resources import files
 from pathlib import Path
 from typing import Self
 
@@ -15,9 +13,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from reprise.lab.bench.server_process import RestartableServer, server
 from reprise.lab.demo import story
-from reprise.lab.demo.client import Hear, ask
+from reprise.lab.demo.client import Hear, ask, two_servers
 from reprise.lab.demo.drive import Drive
 from reprise.lab.demo.facts import LOOK_UP_TOOL, FactExchange
 from reprise.lab.demo.oracle import Oracle
@@ -38,13 +35,7 @@ def hold_chats(hear: Hear = lambda _kind, _text: None, count: Count = lambda _tu
 
     Raises ServerFailed if a server does not start, DemoFailed if it does not answer as it should.
     """
-    with ExitStack() as stack:
-        model = stack.enter_context(as_file(files("reprise.lab.demo") / "model"))
-        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="reprise-demo-"))
-        # Without settling, or the counts would depend on how long the server was idle between two turns.
-        warm = RestartableServer(model, "--no-settle", "--disk-cache", folder)
-        stack.callback(warm.stop)
-        cold = stack.enter_context(server(model, "--no-settle", "--no-prefix-cache"))
+    with two_servers("model") as (model, warm, cold):
         # Here, since it imports MLX, which nobody should wait for who only asks for help.
         from reprise.lab.demo.prompts import LocalTokenizer  # noqa: PLC0415
 
