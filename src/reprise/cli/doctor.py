@@ -15,6 +15,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import psutil
 import typer
 
 from reprise.cli.configuration import Configuration, with_options
@@ -181,8 +182,6 @@ def _paging_hint(weights_nbytes: int) -> str:
 
 def _memory(bound: Amount | None, models: Sequence[str]) -> DoctorFinding:
     """`models`: those that are in memory together."""
-    import psutil  # noqa: PLC0415
-
     memory = psutil.virtual_memory()
     text = f"{nbytes_text(memory.total)}, {nbytes_text(memory.available)} free"
     weights = sum(weights_nbytes(Path(model).expanduser()) for model in models)

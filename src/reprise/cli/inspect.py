@@ -5,6 +5,7 @@ from dataclasses import asdict
 from typing import Annotated
 
 import typer
+from rich.console import Console
 from typer import Option
 
 from reprise.cli.configuration import Configuration, with_options
@@ -23,8 +24,6 @@ def inspect(
     """Show a model's layers, where it resumes, what its template does to earlier turns, and how many chats fit."""
     settings = configuration.one_model()
     share = settings.cache_bytes
-    from rich.console import Console  # noqa: PLC0415 (quick start)
-
     from reprise.cli.inspection import embedder_facts, inspect_model  # noqa: PLC0415 (imports MLX)
     from reprise.cli.inspection_table import table_of  # noqa: PLC0415
     from reprise.engine import memory  # noqa: PLC0415

@@ -1,7 +1,11 @@
-"""The command `reprise`. Commands import what they need when they run, so that `reprise --help` is quick."""
+"""The command `reprise`. Each command is imported when it is asked for, and imports then what it needs.
+
+`reprise --help` asks for all of them: what takes long to import stands in their functions.
+"""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from importlib import import_module
 from inspect import cleandoc
 from typing import Annotated, Any
 
@@ -9,36 +13,54 @@ import typer
 from typer.core import TyperGroup
 
 from reprise import __version__
-from reprise.cli.chat import chat
-from reprise.cli.config import config
-from reprise.cli.doctor import doctor
-from reprise.cli.explain import explain
-from reprise.cli.inspect import inspect
 from reprise.cli.installation import mlx_or_refusal
-from reprise.cli.launch import launch
-from reprise.cli.loaded import ps, stop
 from reprise.cli.mlx_lm_flags import ServeCommand
-from reprise.cli.models import models
-from reprise.cli.pull import pull
-from reprise.cli.requests import requests
-from reprise.cli.rm import rm
-from reprise.cli.serve import serve
 from reprise.cli.service.command import InstallCommand, install, logs, service_app, status, uninstall
-from reprise.cli.top import top
-from reprise.cli.wings import COMMANDS, lab_command
+
+COMMANDS: Mapping[str, str] = {
+    "serve": "reprise.cli.serve:serve",
+    "chat": "reprise.cli.chat:chat",
+    "launch": "reprise.cli.launch:launch",
+    "pull": "reprise.cli.pull:pull",
+    "models": "reprise.cli.models:models",
+    "rm": "reprise.cli.rm:rm",
+    "ps": "reprise.cli.loaded:ps",
+    "stop": "reprise.cli.loaded:stop",
+    "config": "reprise.cli.config:config",
+    "doctor": "reprise.cli.doctor:doctor",
+    "inspect": "reprise.cli.inspect:inspect",
+    "explain": "reprise.cli.explain:explain",
+    "requests": "reprise.cli.requests:requests",
+    "top": "reprise.cli.top:top",
+    # The words that people type who come from Ollama.
+    "list": "reprise.cli.models:models",
+    "run": "reprise.cli.chat:chat",
+    "bench": "reprise.lab.bench.command:bench",
+    "demo": "reprise.lab.demo.command:demo",
+    "simulate": "reprise.lab.simulate.command:simulate",
+}
+"""The function of each command."""
+_OPTIONS: Mapping[str, Mapping[str, Any]] = {
+    "serve": {"cls": ServeCommand},
+    # What follows the agent is the agent's.
+    "launch": {"context_settings": {"allow_extra_args": True, "ignore_unknown_options": True}},
+    "list": {"short_help": "The same as `models`."},
+    "run": {"short_help": "The same as `chat`."},
+}
 
 
 class _LazyGroup(TyperGroup):
-    """The server's own commands, and those of the lab, each imported when it is asked for."""
-
     def list_commands(self, ctx: Any) -> list[str]:
-        return [*super().list_commands(ctx), *(name for name in COMMANDS if name not in self.commands)]
+        return [*COMMANDS, "service"]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        if cmd_name in COMMANDS and cmd_name not in self.commands:
-            alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-            _add(lab_command(cmd_name), to=alone)
-            self.add_command(typer.main.get_command(alone), cmd_name)
+        # Instead of one that there is not, any may be meant.
+        for name in (cmd_name,) if cmd_name in self.list_commands(ctx) else COMMANDS:
+            if name not in self.commands:
+                module, function = COMMANDS[name].split(":")
+                alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+                _add(getattr(import_module(module), function), to=alone, name=name, **_OPTIONS.get(name, {}))
+                self.add_command(typer.main.get_command(alone), name)
         return super().get_command(ctx, cmd_name)
 
 
@@ -51,7 +73,7 @@ app = typer.Typer(
 )
 
 
-def _add(function: Callable[..., None], *, to: typer.Typer | None = None, **options: Any) -> None:
+def _add(function: Callable[..., None], *, to: typer.Typer, **options: Any) -> None:
     """Its docstring is its help: lines of the source are no lines of the terminal, whose width they do not know."""
     paragraphs = cleandoc(function.__doc__ or "").split("\n\n")
 
@@ -61,18 +83,9 @@ def _add(function: Callable[..., None], *, to: typer.Typer | None = None, **opti
             function(*words, **named)
 
     text = "\n\n".join(" ".join(each.split("\n")) for each in paragraphs)
-    (app if to is None else to).command(help=text, **options)(command)
+    to.command(help=text, **options)(command)
 
 
-_add(serve, cls=ServeCommand)
-_add(chat)
-# What follows the agent is the agent's.
-_add(launch, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
-for _command in (pull, models, rm, ps, stop, config, doctor, inspect, explain, requests, top):
-    _add(_command)
-# The words that people type who come from Ollama.
-_add(models, name="list", short_help="The same as `models`.")
-_add(chat, name="run", short_help="The same as `chat`.")
 app.add_typer(service_app)
 _add(install, to=service_app, cls=InstallCommand)
 for _command in (uninstall, status, logs):

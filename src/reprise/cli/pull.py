@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
 
 from reprise.cli.refuse import refusals, refuse
 from reprise.core.sizes import nbytes_text
@@ -56,9 +58,6 @@ def shown(download: "Download") -> Generator[None]:
     if download.missing_nbytes == 0:
         yield
         return
-    from rich.console import Console  # noqa: PLC0415
-    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn  # noqa: PLC0415
-
     if not sys.stderr.isatty():
         typer.echo(f"downloading {nbytes_text(download.missing_nbytes)} of {nbytes_text(download.nbytes)}", err=True)
     columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())

@@ -3,15 +3,17 @@
 import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
+from rich.columns import Columns
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+from rich.tree import Tree
 from typer import Option
 
 from reprise.cli.server_url import DEFAULT_URL, ServerKey, ServerUrl, get_json
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-    from rich.text import Text
 
 _SOURCES = (
     ("memory", "█", "cyan"),
@@ -53,9 +55,6 @@ def top(
 
     A browser shows the same, and more, at the server's address. Ctrl-C ends.
     """
-    from rich.console import Console  # noqa: PLC0415 (slow to import)
-    from rich.live import Live  # noqa: PLC0415
-
     console = Console()
     if once:
         console.print(_screen(_look(url, api_key, model), rows=200))
@@ -83,10 +82,7 @@ def _look(url: str, api_key: str | None, model: str | None) -> dict[str, Any]:
     }
 
 
-def _screen(look: Mapping[str, Any], *, rows: int, before: Mapping[str, Any] | None = None) -> "RenderableType":
-    from rich.columns import Columns  # noqa: PLC0415
-    from rich.console import Group  # noqa: PLC0415
-
+def _screen(look: Mapping[str, Any], *, rows: int, before: Mapping[str, Any] | None = None) -> RenderableType:
     told = look["overview"]
     side = Columns([_memory(told), _breakers(told["breakers"]), _changes(told["changes"])], padding=(0, 4))
     # About how many lines the rest of the screen takes.
@@ -105,9 +101,7 @@ def _screen(look: Mapping[str, Any], *, rows: int, before: Mapping[str, Any] | N
     )
 
 
-def _head(told: Mapping[str, Any]) -> "Text":
-    from rich.text import Text  # noqa: PLC0415
-
+def _head(told: Mapping[str, Any]) -> Text:
     savings = told["savings"]
     text = Text()
     text.append(f"{_seconds(savings['saved_today_s'])} of waiting saved today", style="bold cyan")
@@ -135,10 +129,7 @@ def _load(look: Mapping[str, Any], before: Mapping[str, Any] | None) -> str:
     return "   ".join(parts)
 
 
-def _models(models: Sequence[Mapping[str, Any]]) -> "RenderableType":
-    from rich.table import Table  # noqa: PLC0415
-    from rich.text import Text  # noqa: PLC0415
-
+def _models(models: Sequence[Mapping[str, Any]]) -> RenderableType:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bright_black")
     for name in ("model", "weights"):
         table.add_column(name, no_wrap=True)
@@ -156,10 +147,7 @@ def _models(models: Sequence[Mapping[str, Any]]) -> "RenderableType":
     return table
 
 
-def _requests(records: Sequence[Mapping[str, Any]], *, names_model: bool) -> "RenderableType":
-    from rich.table import Table  # noqa: PLC0415
-    from rich.text import Text  # noqa: PLC0415
-
+def _requests(records: Sequence[Mapping[str, Any]], *, names_model: bool) -> RenderableType:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bright_black")
     names_chat = any(record.get("chat") for record in records)
     for name, is_number in (
@@ -198,15 +186,11 @@ def _requests(records: Sequence[Mapping[str, Any]], *, names_model: bool) -> "Re
     )
     if not records:
         return "No requests yet."
-    from rich.console import Group  # noqa: PLC0415
-
     return Group(table, legend)
 
 
-def _bar(sources: Mapping[str, int]) -> "Text":
+def _bar(sources: Mapping[str, int]) -> Text:
     """Where a prompt came from, in characters: rounded at the ends of parts, so that the bar has one length."""
-    from rich.text import Text  # noqa: PLC0415
-
     total, text, done, drawn = max(1, sum(sources.values())), Text(), 0, 0
     for name, sign, style in _SOURCES:
         done += sources[name]
@@ -216,9 +200,7 @@ def _bar(sources: Mapping[str, int]) -> "Text":
     return text
 
 
-def _memory(told: Mapping[str, Any]) -> "RenderableType":
-    from rich.table import Table  # noqa: PLC0415
-
+def _memory(told: Mapping[str, Any]) -> RenderableType:
     memory, disk = told["memory"], told["disk"]
     table = Table(box=None, show_header=False, title="Memory", title_justify="left", title_style="bold")
     table.add_column()
@@ -236,9 +218,7 @@ def _memory(told: Mapping[str, Any]) -> "RenderableType":
     return table
 
 
-def _breakers(breakers: Sequence[Mapping[str, Any]]) -> "RenderableType":
-    from rich.table import Table  # noqa: PLC0415
-
+def _breakers(breakers: Sequence[Mapping[str, Any]]) -> RenderableType:
     table = Table(box=None, show_header=False, title="What breaks prefixes", title_justify="left", title_style="bold")
     table.add_column(justify="right")
     table.add_column(max_width=70)
@@ -249,9 +229,7 @@ def _breakers(breakers: Sequence[Mapping[str, Any]]) -> "RenderableType":
     return table
 
 
-def _changes(changes: Sequence[Mapping[str, Any]]) -> "RenderableType":
-    from rich.table import Table  # noqa: PLC0415
-
+def _changes(changes: Sequence[Mapping[str, Any]]) -> RenderableType:
     table = Table(box=None, title="Computed", title_justify="left", title_style="bold", header_style="bright_black")
     table.add_column("prompt")
     for name in ("requests", "computed", "at best"):
@@ -261,10 +239,7 @@ def _changes(changes: Sequence[Mapping[str, Any]]) -> "RenderableType":
     return table if changes else ""
 
 
-def _tree(tree: Mapping[str, Any], *, names_model: bool) -> "RenderableType":
-    from rich.text import Text  # noqa: PLC0415
-    from rich.tree import Tree  # noqa: PLC0415
-
+def _tree(tree: Mapping[str, Any], *, names_model: bool) -> RenderableType:
     totals = tree["totals"]
     of_model = f" of {_printable(tree['model'])}" if names_model else ""
     root = Tree(

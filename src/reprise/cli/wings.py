@@ -1,6 +1,6 @@
-"""The registry of wings: packages that a server on one machine does without, imported when a command asks for them."""
+"""Ranks, which a server on one machine does without: imported when its options ask for them."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, Protocol, cast
 
@@ -8,18 +8,6 @@ from reprise.core.settings import Settings
 
 if TYPE_CHECKING:
     from reprise.cluster.ranks.group import LeadingRank
-
-COMMANDS: Mapping[str, str] = {
-    "bench": "reprise.lab.bench.command",
-    "demo": "reprise.lab.demo.command",
-    "simulate": "reprise.lab.simulate.command",
-}
-"""The module of each command of the lab, which has a function of the command's name."""
-
-
-def lab_command(name: str) -> Callable[..., None]:
-    """The function behind a command of the lab."""
-    return cast("Callable[..., None]", getattr(import_module(COMMANDS[name]), name))
 
 
 class Ranks(Protocol):

@@ -13,11 +13,14 @@ from platform import machine, platform, python_version
 from shlex import join
 from typing import TYPE_CHECKING, Annotated, Any
 
+import psutil
 import typer
+from rich.console import Console
 from typer import Option
 
 from reprise.cli.installation import check_mlx
 from reprise.cli.refuse import refusals, refuse
+from reprise.lab.progress import ProgressLine
 
 if TYPE_CHECKING:
     from reprise.lab.bench.results import BenchResult
@@ -86,12 +89,9 @@ def bench(
     waited. `reprise bench --minutes 1` needs no model.
     """
     check_mlx()
-    from rich.console import Console  # noqa: PLC0415 (quick start)
-
     from reprise.lab.bench.run import BenchPlan  # noqa: PLC0415
     from reprise.lab.bench.sides import OFF, ON, MlxLmSide, RepriseSide, Side, UrlSide  # noqa: PLC0415
     from reprise.lab.bench.workloads import WORKLOADS, Size  # noqa: PLC0415
-    from reprise.lab.progress import ProgressLine  # noqa: PLC0415
 
     for file in (html, numbers):
         if not file.absolute().parent.is_dir():
@@ -189,8 +189,6 @@ def _replayed(
 
 def _show(result: "BenchResult", html: Path, numbers: Path) -> None:
     """The table, and the files."""
-    from rich.console import Console  # noqa: PLC0415 (quick start)
-
     from reprise.lab.bench.report import as_html, as_json, head_lines, summary_lines, table_of  # noqa: PLC0415
 
     console = Console() if sys.stdout.isatty() else Console(width=100)
@@ -209,7 +207,6 @@ def _show(result: "BenchResult", html: Path, numbers: Path) -> None:
 
 def _fit_together(model: str, num: int) -> bool:
     """Whether `num` servers of this model fit into memory together; False if its size is not known."""
-    import psutil  # noqa: PLC0415 (quick start)
     from huggingface_hub import try_to_load_from_cache  # noqa: PLC0415
     from huggingface_hub.errors import HFValidationError  # noqa: PLC0415
 
@@ -228,8 +225,6 @@ def _fit_together(model: str, num: int) -> bool:
 
 def _head(about: Mapping[str, Any], command: str) -> dict[str, Any]:
     """What was measured, where, and how to repeat it."""
-    import psutil  # noqa: PLC0415 (quick start)
-
     size = f"{psutil.cpu_count()} cores, {psutil.virtual_memory().total / 1e9:.0f} GB"
     return {
         "model": about.get("model") or "unknown",

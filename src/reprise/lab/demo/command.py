@@ -5,6 +5,7 @@ import sys
 from typing import Annotated
 
 import typer
+from rich.console import Console
 
 from reprise.cli.installation import check_mlx
 from reprise.cli.refuse import refuse
@@ -17,8 +18,6 @@ def demo(
 ) -> None:
     """Watch a small model that remembers what it is told, with reuse and without."""
     check_mlx()
-    from rich.console import Console  # noqa: PLC0415 (quick start)
-
     from reprise.lab.bench.server_process import ServerFailed  # noqa: PLC0415 (imports HTTP)
     from reprise.lab.demo.client import DemoFailed  # noqa: PLC0415 (imports NumPy and HTTP)
     from reprise.lab.demo.report import all_turns, as_json, totals  # noqa: PLC0415

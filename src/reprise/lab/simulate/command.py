@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.console import Console
 from typer import Option
 
 from reprise.cli.refuse import refusals, refuse
 from reprise.core.sizes import Bytes, parse_amount
+from reprise.lab.progress import ProgressLine
 from reprise.lab.simulate import Granularity
 
 _KV_BYTES = 20480
@@ -77,9 +79,6 @@ def simulate(
     of dialogues, {"messages": [{"role": "user", "content": "…"}, …]}; or recorded sessions of coding agents.
     docs/simulate.md describes them. `belady` is an upper bound for all policies.
     """
-    from rich.console import Console  # noqa: PLC0415 - quick start
-
-    from reprise.lab.progress import ProgressLine  # noqa: PLC0415
     from reprise.lab.simulate.cluster import compare_clusters  # noqa: PLC0415
     from reprise.lab.simulate.report import changes_table, check_plot, cluster_table, computed_lines, draw, table_of  # noqa: PLC0415
     from reprise.lab.simulate.run import run_simulation  # noqa: PLC0415
