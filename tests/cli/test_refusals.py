@@ -65,6 +65,12 @@ def test_a_bound_that_the_model_does_not_fit() -> None:
     assert_refused(start("serve", str(tiny_model("llama")), "--port", "0", "--memory", "50MB"), "--memory", "needs")
 
 
+def test_a_command_that_is_meant_is_named_before_any_is_imported() -> None:
+    refused = start("simulat")
+    assert refused.returncode == 2
+    assert "No such command 'simulat'. Did you mean 'simulate'?" in refused.stderr
+
+
 def test_a_port_in_use_is_said_before_the_model_is_loaded(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])

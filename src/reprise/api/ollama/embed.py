@@ -13,7 +13,7 @@ from reprise.api.ollama.body import Options
 from reprise.api.ollama.library import dismiss_after
 from reprise.api.ollama.reply import OllamaErrorBody
 from reprise.api.ollama.request import API, model_name
-from reprise.api.service.embedding import EmbeddingRequest, embed, embedder_of, shortened, text_inputs
+from reprise.api.service.embedding import embedder_of, shortened, text_inputs
 from reprise.api.service.service import new_request_id
 from reprise.api.wire.body_reading import api_router
 from reprise.api.wire.context import OfModel, RouteCall
@@ -84,7 +84,4 @@ async def create_embeddings(body: EmbeddingPromptBody, call: OfModel) -> Respons
 async def _embed(call: RouteCall, texts: list[str], *, truncates: bool) -> EmbeddingResult:
     embedder = embedder_of(call.service.served)
     inputs = await call.service.off_loop(lambda: text_inputs(texts, embedder, truncates=truncates))
-    request = EmbeddingRequest(
-        id=new_request_id(API), api=API, inputs=inputs, namespace=call.namespace, caller=call.caller
-    )
-    return await embed(call.service, request)
+    return await call.embed(inputs, request_id=new_request_id(API), api=API)

@@ -9,14 +9,7 @@ from starlette.responses import Response
 from reprise.api.http.body import Body, unknown_fields
 from reprise.api.http.encoding import JsonResponse
 from reprise.api.http.off_loop import Stage
-from reprise.api.service.embedding import (
-    EmbeddingRequest,
-    embed,
-    embedder_of,
-    shortened,
-    text_inputs,
-    token_inputs,
-)
+from reprise.api.service.embedding import embedder_of, shortened, text_inputs, token_inputs
 from reprise.api.service.served import Served
 from reprise.api.service.service import ChatService, new_request_id
 from reprise.api.wire.body_reading import api_router
@@ -69,18 +62,11 @@ async def create_embeddings(body: EmbeddingsBody, call: OfModel) -> Response:
     notes = unknown_fields(body, ignored=_IGNORED, refused={})
 
     async def answer() -> Response:
+        request_id = new_request_id("embd")
         inputs = await service.off_loop(lambda: _inputs(body, served))
-        job = EmbeddingRequest(
-            id=new_request_id("embd"),
-            api="embeddings",
-            inputs=inputs,
-            namespace=call.namespace,
-            caller=call.caller,
-            notes=notes,
-        )
-        result = await embed(service, job)
+        result = await call.embed(inputs, request_id=request_id, api="embeddings", notes=notes)
         # A thousand vectors are some ten MB of digits.
-        return await service.threads.run(Stage.END, lambda: _response(body, result, job.id, served))
+        return await service.threads.run(Stage.END, lambda: _response(body, result, request_id, served))
 
     return await call.while_connected(answer())
 
@@ -149,21 +135,15 @@ async def rerank(body: RerankBody, call: OfModel) -> Response:
         raise BadRequest("`documents` is empty. Send at least one text.", param="documents")
 
     async def answer() -> Response:
-        job = EmbeddingRequest(
-            id=new_request_id("rerank"),
-            api="rerank",
-            inputs=await _pairs(body.query, texts, service),
-            namespace=call.namespace,
-            caller=call.caller,
-            notes=notes,
-        )
-        result = await embed(service, job)
+        request_id = new_request_id("rerank")
+        inputs = await _pairs(body.query, texts, service)
+        result = await call.embed(inputs, request_id=request_id, api="rerank", notes=notes)
         scores = result.vectors[:, 0].tolist()
         order = sorted(range(len(texts)), key=lambda index: -scores[index])[: body.top_n]
         document = {index: {"document": {"text": texts[index]}} if body.return_documents else {} for index in order}
         results = [{"index": index, "relevance_score": scores[index], **document[index]} for index in order]
-        about = {"id": job.id, "object": "list", "model": service.served.id, "usage": usage_of(result)}
-        return JsonResponse({**about, "results": results}, headers={"x-request-id": job.id})
+        about = {"id": request_id, "object": "list", "model": service.served.id, "usage": usage_of(result)}
+        return JsonResponse({**about, "results": results}, headers={"x-request-id": request_id})
 
     return await call.while_connected(answer())
 

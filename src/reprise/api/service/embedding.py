@@ -4,11 +4,10 @@ import asyncio
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
-from reprise.api.service.caller import UNKNOWN, Caller
+from reprise.api.service.caller import Caller
 from reprise.api.service.exchange import Record
 from reprise.api.service.records import log_line
 from reprise.api.service.served import Served
@@ -19,19 +18,6 @@ from reprise.core.outcome import Outcome, Reason
 from reprise.core.tokens import Tokens, as_tokens
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class EmbeddingRequest:
-    """One request for vectors or scores, through any API."""
-
-    id: str
-    api: str
-    """The API's name in records: `embeddings`, `rerank` or `ollama`."""
-    inputs: tuple[EmbeddingInput, ...]
-    namespace: str = ""
-    caller: Caller = UNKNOWN
-    notes: tuple[str, ...] = ()
 
 
 def embedder_of(served: Served) -> Embedder:
@@ -111,25 +97,37 @@ def shortened(vectors: Vectors, num_dimensions: int | None) -> Vectors:
     return cut / np.maximum(np.linalg.norm(cut, axis=1, keepdims=True), 1e-12)
 
 
-async def embed(service: ChatService, request: EmbeddingRequest) -> EmbeddingResult:
-    """The vectors of a request; its record is written. Cancelled when the caller is. Raises QueueFull and the like."""
+async def embed(
+    service: ChatService,
+    inputs: tuple[EmbeddingInput, ...],
+    *,
+    request_id: str,
+    api: str,
+    namespace: str,
+    caller: Caller,
+    notes: tuple[str, ...],
+) -> EmbeddingResult:
+    """The vectors or scores of a request; its record is written. Cancelled when the caller is.
+
+    `api`: its name in records, `embeddings`, `rerank` or `ollama`. Raises QueueFull and the like.
+    """
     if service.is_closing:
         raise ShuttingDown("The server is shutting down. Try again in a moment.")
     began_s, created = time.monotonic(), time.time()
-    job = EmbeddingJob(id=request.id, inputs=request.inputs, namespace=service.cache_namespace(request.namespace))
+    job = EmbeddingJob(id=request_id, inputs=inputs, namespace=service.cache_namespace(namespace))
 
     def note(ended: str, outcome: Outcome, error: RepriseError | None = None) -> None:
         record = Record(
-            id=request.id,
-            api=request.api,
+            id=request_id,
+            api=api,
             model=service.served.id,
             created=created,
-            namespace=request.namespace,
+            namespace=namespace,
             ended=ended,
             outcomes=(outcome,),
             error=None if error is None else str(error),
-            caller=request.caller,
-            notes=request.notes,
+            caller=caller,
+            notes=notes,
         )
         names_model = service.models is not None and len(service.models.all) > 1
         log.info("%s", log_line(record, names_model=names_model))

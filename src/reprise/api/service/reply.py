@@ -8,7 +8,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from types import TracebackType
 from typing import Protocol, Self
@@ -109,10 +109,10 @@ EVERY_S = 5.0
 
 @dataclass(slots=True, kw_only=True)
 class PrefillProgress:
-    """Says when a line is due. Pure: the clock is the caller's, in seconds."""
+    """Says when a line is due."""
 
     request_id: str
-    since_s: float
+    since_s: float = field(default_factory=time.monotonic)
     """When the prefill began, or when somebody last heard of it."""
     position: int = 0
     """Where it stood then."""
@@ -129,6 +129,12 @@ class PrefillProgress:
             f"{self.request_id}: prefilled {position} of {total} tokens ({share} %), {rate:.0f} tokens/s, "
             f"about {left_s:.0f} s left"
         )
+
+    def hear(self, event: Progress) -> None:
+        """Log that line, if it is due by now."""
+        line = self.line(position=event.position, total=event.total, now_s=time.monotonic())
+        if line is not None:
+            log.info("%s", line)
 
     def restart(self, *, position: int, now_s: float) -> None:
         """The prefill begins at `position`."""
@@ -307,7 +313,7 @@ class Reply:
         self._token_at_s: dict[int, float] = {}
         self._why: RepriseError | None = None
         """Why it was cancelled, where that was not its client."""
-        self._progress = PrefillProgress(request_id=request.id, since_s=time.monotonic())
+        self._progress = PrefillProgress(request_id=request.id)
 
     async def __aenter__(self) -> Self:
         return self
@@ -379,7 +385,7 @@ class Reply:
                 self._progress.restart(position=position, now_s=time.monotonic())
             elif isinstance(event, Progress):
                 position, total = event.position, event.total
-                self._log_progress(event)
+                self._progress.hear(event)
             elif isinstance(event, Sampled):
                 self._note_gap(index)
             choice = self.choices[index]
@@ -408,11 +414,6 @@ class Reply:
                     case _:
                         pass
                 yield reply_event
-
-    def _log_progress(self, event: Progress) -> None:
-        line = self._progress.line(position=event.position, total=event.total, now_s=time.monotonic())
-        if line is not None:
-            log.info("%s", line)
 
     def _note_gap(self, index: int) -> None:
         now_s = time.perf_counter()

@@ -354,15 +354,12 @@ class ChatService:
         )
         inbox = Inbox(limit=self.limits.max_unread, on_overflow=lambda: None)
         self.backend.submit(job, inbox.sink(0))
-        progress = PrefillProgress(request_id=request_id, since_s=time.monotonic())
+        progress = PrefillProgress(request_id=request_id)
         try:
             while True:
                 item = await inbox.get(self.limits.keep_alive_s)
                 if item is not None and isinstance(item[1], Progress):
-                    event = item[1]
-                    line = progress.line(position=event.position, total=event.total, now_s=time.monotonic())
-                    if line is not None:
-                        log.info("%s", line)
+                    progress.hear(item[1])
                 if item is None or not isinstance(item[1], Finished):
                     continue
                 if item[1].reason is not FinishReason.DONE:

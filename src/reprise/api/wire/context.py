@@ -11,6 +11,7 @@ from pydantic import BeforeValidator
 from reprise.api.http.errors import ErrorFormats
 from reprise.api.http.sse import while_connected
 from reprise.api.service.caller import Caller, caller_of
+from reprise.api.service.embedding import embed
 from reprise.api.service.models import Models, ServedModel
 from reprise.api.service.served import Asked
 from reprise.api.service.service import ChatService
@@ -18,6 +19,7 @@ from reprise.api.watch.event_hub import EventHub
 from reprise.api.watch.ledger import Ledger
 from reprise.api.watch.prometheus import Metrics
 from reprise.api.wire.background import HEADER, BackgroundAnswers
+from reprise.core.embedding import EmbeddingInput, EmbeddingResult
 from reprise.core.errors import BadRequest, NotFound
 from reprise.core.settings import Settings
 
@@ -106,6 +108,20 @@ class RouteCall:
     def asked(self) -> Asked:
         """What its body is read for."""
         return Asked(served=self.service.served, limits=self.service.limits, namespace=self.namespace)
+
+    async def embed(
+        self, inputs: tuple[EmbeddingInput, ...], *, request_id: str, api: str, notes: tuple[str, ...] = ()
+    ) -> EmbeddingResult:
+        """The vectors or scores of its texts; see `embed`."""
+        return await embed(
+            self.service,
+            inputs,
+            request_id=request_id,
+            api=api,
+            namespace=self.namespace,
+            caller=self.caller,
+            notes=notes,
+        )
 
     async def while_connected(self, work: Awaitable[T]) -> T:
         """Await the work; see `while_connected`."""
