@@ -141,7 +141,7 @@ def test_rates_follow_what_is_seen_and_forget_it_when_they_are_not_used() -> Non
     assert rates.of(DraftSource.HISTORY, 4) < 0.1
     assert rates.of(DraftSource.HISTORY, 16) == rates.of(DraftSource.HISTORY, 31) > before
     for _ in range(400):
-        rates.fade(DraftSource.HISTORY, 4)
+        rates.fade(DraftSource.HISTORY, 4, num=1)
     assert rates.of(DraftSource.HISTORY, 4) == pytest.approx(before, abs=0.05)
     for _ in range(40):
         rates.note(DraftSource.HISTORY, 4, accepted=7, drafted=7)

@@ -9,6 +9,7 @@ from reprise.drafts.drafter import (
     EARLIER_TOKENS,
     MOST_NBYTES,
     DecodingRow,
+    Draft,
     Drafts,
     EarlierTexts,
     RequestDrafts,
@@ -355,6 +356,76 @@ def test_an_answer_that_repeats_nothing_is_seldom_looked_up_until_it_repeats_som
         request.accept([token])
         request.propose(num_fed=1, most=31)
     assert history.num_lookups == 8
+
+
+def step(request: RequestDrafts) -> Draft | None:
+    """As the loop does: it looks for nothing while the request is idle."""
+    if request.is_idle:
+        request.skip()
+        return None
+    draft = request.propose(num_fed=1, most=31)
+    request.note(draft, num_fed=1, num_tokens=1 if draft is None else 1 + len(draft.tokens), seconds=0.01)
+    return draft
+
+
+def test_most_steps_do_nothing_where_nothing_repeats_until_something_does() -> None:
+    drafts, file = free_drafts(), list(range(1000, 1900))
+    request = begin(drafts, file)
+    history, num_done = count_lookups(drafts), 0
+    history.append(as_tokens(file))
+    for token in range(5000, 5400):
+        num_done += not request.is_idle
+        assert step(request) is None
+        request.accept([token])
+    assert num_done == history.num_lookups <= 32 + 224 // 4 + 144 // 16 + 1
+    at = 300
+    while (draft := step(request)) is None:
+        request.accept([file[at]])
+        at += 1
+    assert at <= 316 and draft.tokens.tolist() == file[at : at + 31]
+    request.accept(draft.tokens.tolist())
+    assert not request.is_idle
+    # Nothing is idle before the prompt is read: its text is still to be looked up.
+    unread = drafts.start(as_tokens(words(20_000)), namespace="")
+    for token in range(6000, 6040):
+        assert step(unread) is None and not unread.is_idle
+        unread.accept([token])
+
+
+class Computed:
+    """Drafts of which each token takes so long."""
+
+    source, match, is_ready = DraftSource.HEAD, 0, True
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self.num_asked = 0
+
+    @property
+    def step_s(self) -> float:
+        self.num_asked += 1
+        return self.seconds
+
+    def draft(self, num: int) -> Draft | None:
+        return Draft(as_tokens([1] * num), self.source, self.match)
+
+
+def test_what_is_not_worth_computing_is_seldom_asked_for_until_it_is() -> None:
+    drafts, computed = free_drafts(), Computed(1.0)
+    drafts.searches.add(-100)
+    request = drafts.start(as_tokens(words(9)), namespace="", computed=computed)
+    request.read_prompt(9)
+    for token in words(160):
+        assert step(request) is None
+        request.accept([token])
+    assert computed.num_asked == 10
+    computed.seconds = 0.0
+    found = 0
+    for token in words(32):
+        found += step(request) is not None
+        request.accept([token])
+    # From the first draft on, one in each step.
+    assert found >= 16
 
 
 @pytest.mark.parametrize(("search_s", "most"), [(0.0005, 0.011), (0.00004, 0.0041), (1.0, 0.011)])

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
@@ -209,6 +210,27 @@ def test_what_a_grammar_forces_is_drafted(pair: tuple[DrivenEngine, DrivenEngine
     answer = drafting.run(words(790, 30), num=len(text), constraint=lambda: OneText(text))
     assert answer.tokens == text
     assert drafting.ask(lambda worker: worker.drafts.num_accepted[DraftSource.GRAMMAR]) > 15  # type: ignore[union-attr]
+
+
+class SeldomForeseen(OneText):
+    """One that foretells two tokens of four."""
+
+    def forced(self) -> list[int]:
+        return self.rest[:2] if len(self.rest) % 4 == 0 else []
+
+
+def test_a_grammar_is_asked_in_each_step_also_where_looking_up_brings_nothing() -> None:
+    with closing(DrivenEngine("llama", drafts="always")) as engine:
+
+        def rest(worker: Worker) -> None:
+            assert worker.drafts is not None
+            make_passes_free(worker)
+            worker.drafts.searches.add(-100)
+
+        engine.ask(rest)
+        text = words(797, 60)
+        answer = engine.run(words(798, 30), num=len(text), constraint=lambda: SeldomForeseen(text))
+        assert answer.tokens == text and answer.end.outcome.num_accepted >= 20
 
 
 class Unforeseen(OneText):

@@ -75,7 +75,7 @@ LAYERS = (
         _GROWTH,
     ),
     _mutant(
-        "SinkWindowLayer.sinks_after",
+        "SinkWindowLayer.growth_for",
         "kept positions take no memory",
         "keep if not self.sinks and self._first() == 0 and self.held + num >= keep else 0",
         "0",

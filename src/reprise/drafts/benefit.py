@@ -98,6 +98,7 @@ class PassCosts:
         self._singles: deque[float] = deque(maxlen=_KEPT_SINGLES)
         """Seconds of the last passes over one token."""
         self._one_s: float | None = None
+        """Their median; None: not known since the last of them."""
         self._seen: dict[int, deque[float]] = {}
         """Relative costs of the last passes by tokens, oldest first. No entry is empty."""
         self._unsettled: dict[int, list[float]] = {}
@@ -127,17 +128,17 @@ class PassCosts:
             self._note_several(num_tokens, seconds)
 
     def _note_single(self, seconds: float) -> None:
-        before = self._one_s
+        before = self.one_s if self._unsettled and self.is_known else seconds
         if self._unsettled and len(self._singles) >= _ENOUGH:
             # Old ones count less, and not at all if the device has become slow since.
-            is_slow = before is not None and self._num_suspicious > 1 and seconds > _SUSPICIOUS * before
+            is_slow = self._num_suspicious > 1 and seconds > _SUSPICIOUS * before
             self._singles = deque([] if is_slow else list(self._singles)[-_KEPT_SINGLES // 2 :], maxlen=_KEPT_SINGLES)
         self._last[1] = self._num
         self._num_suspicious = 0
         self._singles.append(seconds)
-        self._one_s = median_low(self._singles)
+        self._one_s = None
         if self._unsettled and len(self._singles) >= _ENOUGH:
-            one_s = _between(self._one_s if before is None else before, self._one_s)
+            one_s = _between(before, self.one_s)
             for size, each in self._unsettled.items():
                 self._seen.setdefault(size, deque(maxlen=_KEPT)).extend(taken / one_s for taken in each)
                 self._has_changed(size)
@@ -145,8 +146,8 @@ class PassCosts:
 
     def _note_several(self, num_tokens: int, seconds: float) -> None:
         self._last[num_tokens] = self._num
-        if self._one_s is not None:
-            is_slow = seconds > _SUSPICIOUS * self._one_s * self.relative(num_tokens)
+        if self.is_known:
+            is_slow = seconds > _SUSPICIOUS * self.one_s * self.relative(num_tokens)
             self._num_suspicious = self._num_suspicious + 1 if is_slow else 0
         self._unsettled.setdefault(num_tokens, []).append(seconds)
         self._has_changed(num_tokens)
@@ -163,7 +164,7 @@ class PassCosts:
     @property
     def is_known(self) -> bool:
         """Whether a pass over one token was measured."""
-        return self._one_s is not None
+        return len(self._singles) > 0
 
     @property
     def wants_single(self) -> bool:
@@ -175,7 +176,9 @@ class PassCosts:
     @property
     def one_s(self) -> float:
         """Seconds of a pass over one token."""
-        assert self._one_s is not None, "no pass over one token was measured"
+        if self._one_s is None:
+            assert self._singles, "no pass over one token was measured"
+            self._one_s = median_low(self._singles)
         return self._one_s
 
     @property
@@ -343,9 +346,9 @@ class _Rate:
         self.accepted = keep * self.accepted + accepted
         self.trials = keep * self.trials + trials
 
-    def fade(self) -> None:
-        self.accepted *= _FORGETTING
-        self.trials *= _FORGETTING
+    def fade(self, num: int) -> None:
+        self.accepted *= _FORGETTING**num
+        self.trials *= _FORGETTING**num
 
 
 class AcceptanceRates:
@@ -371,9 +374,9 @@ class AcceptanceRates:
         """Record that the first `accepted` of `drafted` tokens were accepted. Those after a rejection do not count."""
         self._rate(source, match, is_resumed=is_resumed).note(accepted, min(accepted + 1, drafted))
 
-    def fade(self, source: DraftSource, match: int) -> None:
-        """Record that such a draft was not worth computing."""
-        self._rate(source, match).fade()
+    def fade(self, source: DraftSource, match: int, *, num: int) -> None:
+        """Record that such a draft was not worth computing, for `num` steps."""
+        self._rate(source, match).fade(num)
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,6 +34,7 @@ _READ_AT_ONCE = 4096
 _READ_ANSWER = 16
 """Answer tokens are added in batches of this many: one by one would cost more than the look-ups."""
 _SELDOM = 16
+"""Of so many steps only one looks for a draft where that brings nothing: the others cost nothing."""
 _PATIENCE = ((256, _SELDOM), (32, 4))
 """Pairs: after this many fruitless steps in a row, only one step in that many looks up, until one succeeds: text that
 repeats nothing is not slowed down, and text that begins to repeat is found a few tokens later."""
@@ -191,6 +192,8 @@ class Drafts:
         """Look-ups share one, whatever text they found."""
         self.searches = DraftAccount()
         """What look-ups took themselves, and the tokens that they brought."""
+        self._num_answered = 0
+        """Tokens of answers that the accounts do not know of yet."""
         self._each_account = (*{id(account): account for account in self.accounts.values()}.values(), self.searches)
         self._namespaces: OrderedDict[str, _Namespace] = OrderedDict()
         self._status: DraftStatus | None = None
@@ -244,8 +247,11 @@ class Drafts:
 
     def note_answered(self, num_tokens: int) -> None:
         """`num_tokens` of answers were decoded."""
-        for account in self._each_account:
-            account.note_answered(num_tokens)
+        self._num_answered += num_tokens
+        if self._num_answered >= _SELDOM:
+            for account in self._each_account:
+                account.note_answered(self._num_answered)
+            self._num_answered = 0
 
     def note_search(self, seconds: float, costs: PassCosts) -> None:
         """Looking for drafts took so long before a pass of these: on a fast device that is a part of a pass."""
@@ -335,10 +341,17 @@ class RequestDrafts:
         """Answer tokens added to `_own` so far."""
         self._num_in_vain = 0
         """Fruitless look-ups in a row."""
+        self._num_idle = 0
+        """Steps in which nothing is looked for."""
+        self._computes_from = 0
+        """Behind so many answer tokens drafts are computed: before, none would have been worth a pass."""
+        self._has_looked = False
+        """Whether this step has looked something up."""
         self._trail: Trail | None = None
         """The text that the answer was last found in."""
-        self._tail: list[int] = prompt[-LONGEST_MATCH:].tolist()
-        """The last tokens of prompt and answer, which are looked up."""
+        self._num_followed = 0
+        """Answer tokens that it has followed."""
+        self._prompt_end: list[int] = prompt[-LONGEST_MATCH:].tolist()
 
     @property
     def drafted(self) -> dict[str, Drafted]:
@@ -358,7 +371,7 @@ class RequestDrafts:
             self.shared.note_growth()
 
     def accept(self, tokens: Sequence[int]) -> None:
-        """Append these tokens to the answer."""
+        """Append these tokens to the answer. What is looked up later is not touched now: this is done every step."""
         untried, self._untried = self._untried, None
         if untried is not None:
             is_right = untried.tokens[0] == tokens[0]
@@ -368,12 +381,7 @@ class RequestDrafts:
             account = self.shared.accounts[self._shadow.draft.source]
             account.note_unverified(1 + self._shadow.num_right, expected=self.shared.costs.relative(self._shadow.size))
             self._shadow = None
-        if self._trail is not None:
-            self._trail.follow(tokens)
-            if self._trail.is_lost:
-                self._trail = None
         self._answer += tokens
-        self._tail = [*self._tail, *tokens][-LONGEST_MATCH:]
 
     def end(self) -> None:
         """The answer has ended: add it to the history."""
@@ -382,19 +390,27 @@ class RequestDrafts:
             self.shared.namespace(self._namespace).history.append(answer)
             self.shared.note_growth()
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is looked for in the next step."""
+        return self._num_idle > 0
+
+    def skip(self) -> None:
+        """A step in which nothing is looked for, and of which nothing is noted."""
+        self._num_idle -= 1
+        self._num_in_vain += 1
+        self.holds_back = False
+
     def propose(self, *, num_fed: int, most: int, forced: Sequence[int] = (), is_chosen: bool = False) -> Draft | None:
         """A draft of at most `most` tokens, or None if none is worth a pass.
 
         `num_fed`: tokens that the pass takes anyway. `forced`: the next tokens if a grammar allows only these.
         `is_chosen`: a pass was run ahead, so this step verifies nothing, and nothing is computed for it.
         """
-        costs = self.shared.costs
-        if len(self.shared.sizes) == 1:
-            # Until it is known which passes may verify, none is held back for them.
-            self.holds_back = False
-            return None
-        self.holds_back = costs.wants_single
-        if most < 1 or not costs.is_known or costs.wants_single:
+        # Until it is known which passes may verify, none is held back for them.
+        may_draft = len(self.shared.sizes) > 1
+        self.holds_back = may_draft and self.shared.costs.wants_single
+        if not may_draft or self.holds_back or most < 1:
             return None
         draft = self._untried = self._find(most, forced)
         if draft is not None:
@@ -402,7 +418,15 @@ class RequestDrafts:
             if draft is not None and not self._rests(draft, num_fed):
                 return draft
         self._num_in_vain += 1
-        return None if self._computed is None else self._compute(self._computed, num_fed, most, is_chosen=is_chosen)
+        if self._computed is not None and len(self._answer) >= self._computes_from:
+            num = self._num_computed(self._computed, num_fed, most)
+            if num > 0:
+                self.holds_back = is_chosen
+                return None if is_chosen else self._computed.draft(num)
+            self._computes_from = len(self._answer) + _SELDOM
+        if self.num_read >= len(self._prompt):
+            self._num_idle = -self._num_in_vain % self._patience
+        return None
 
     def _cut(self, draft: Draft, num_fed: int) -> Draft | None:
         """What of a draft is worth a pass over this sequence alone."""
@@ -423,18 +447,17 @@ class RequestDrafts:
             self._shadow = _Shadow(draft, num_fed)
         return True
 
-    def _compute(self, computed: ComputedDrafts, num_fed: int, most: int, *, is_chosen: bool) -> Draft | None:
+    def _num_computed(self, computed: ComputedDrafts, num_fed: int, most: int) -> int:
+        """How many tokens of a computed draft are worth a pass."""
         drafts = self.shared
         if drafts.accounts[computed.source].is_overdrawn or not computed.is_ready:
-            return None
+            return 0
         line = DraftedLine(num_fed, most, drafts.rates.of(computed.source, computed.match))
         num = self._best_num(line, step=computed.step_s / drafts.costs.one_s)
         if num == 0:
             # Nothing is learnt of a draft that is not computed, so one is tried again in time.
-            drafts.rates.fade(computed.source, computed.match)
-            return None
-        self.holds_back = is_chosen
-        return None if is_chosen else computed.draft(num)
+            drafts.rates.fade(computed.source, computed.match, num=_SELDOM)
+        return num
 
     def note(
         self, draft: Draft | None, *, num_fed: int, num_tokens: int, seconds: float, search_s: float = 0.0
@@ -444,7 +467,9 @@ class RequestDrafts:
         `num_fed`: tokens that the pass took besides the draft. `search_s`: what looking for a draft took before it.
         """
         drafts, costs = self.shared, self.shared.costs
-        drafts.note_search(search_s, costs)
+        if self._has_looked:
+            self._has_looked = False
+            drafts.note_search(search_s, costs)
         size = num_fed + (len(draft.tokens) if draft is not None else 0)
         costs.note(size, seconds)
         broken, self._broken = self._broken, None
@@ -502,7 +527,7 @@ class RequestDrafts:
             self._count(draft, num_tokens, saved_s=(num_tokens - cost) * one_s)
 
     def _find(self, most: int, forced: Sequence[int]) -> Draft | None:
-        found = None if self._is_skipped else self._look_up(most)
+        found = self._look_up(most) if self._num_in_vain % self._patience == 0 else None
         if len(forced) == 0:
             return found
         forced = list(forced[:most])
@@ -511,17 +536,17 @@ class RequestDrafts:
         return found
 
     @property
-    def _is_skipped(self) -> bool:
-        if self.shared.searches.is_overdrawn and self._num_in_vain % _SELDOM > 0:
-            return True
-        for num, each in _PATIENCE:
-            if self._num_in_vain >= num:
-                return self._num_in_vain % each > 0
-        return False
+    def _patience(self) -> int:
+        """Of so many steps only one looks up."""
+        if self.shared.searches.is_overdrawn:
+            return _SELDOM
+        return next((each for num, each in _PATIENCE if self._num_in_vain >= num), 1)
 
     def _look_up(self, most: int) -> Draft | None:
+        self._has_looked = True
         self._read_answer()
-        tail = TextEnd(self._tail)
+        end = self._answer[-LONGEST_MATCH:]
+        tail = TextEnd(end if len(end) == LONGEST_MATCH else [*self._prompt_end, *end])
         num = min(most, max(self.shared.sizes))
         history = self.shared.namespace(self._namespace).history
         own, earlier = self._own.find(tail, num=num), history.find(tail, num=num)
@@ -559,6 +584,11 @@ class RequestDrafts:
         return DraftSource.PREDICTION if found.at < self._predicted_to else DraftSource.ANSWER
 
     def _read_answer(self) -> None:
+        if self._trail is not None:
+            self._trail.follow(self._answer[self._num_followed :])
+            if self._trail.is_lost:
+                self._trail = None
+        self._num_followed = len(self._answer)
         if len(self._answer) - self._num_own >= _READ_ANSWER:
             self._own.append(as_tokens(self._answer[self._num_own :]), follows=True)
             self._num_own = len(self._answer)

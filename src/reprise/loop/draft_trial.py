@@ -82,7 +82,8 @@ class DraftTrial:
 
     def postpone(self) -> None:
         """Something else runs: wait until it has been quiet for a while."""
-        self._next_s = max(self._next_s, self._clock() + _QUIET_S)
+        if not self._is_over:
+            self._next_s = max(self._next_s, self._clock() + _QUIET_S)
 
     def give_up(self) -> bool:
         """Free the memory of the trial, which restarts later. False if there is none."""

@@ -84,7 +84,7 @@ class Executor:
     def decode(self, group: Sequence[RunningRequest], *, is_alone: bool) -> Sequence[TokenResult | TokenFailure]:
         """A token for each request of a group, or several where drafts are verified. `is_alone`: no other decodes."""
         lives = _lives(group)
-        rows = _rows(group, lives, context=self._context)
+        rows = _rows(group, lives, context=self._context) if self._may_draft(group) else []
         asked_s = self._clock()
         made = self._propose(group, lives, rows, is_alone=is_alone)
         started_s = self._clock()
@@ -95,17 +95,40 @@ class Executor:
                 drafts=[[] if draft is None else draft.tokens.tolist() for draft in made],
                 may_run_ahead=not any(row.drafts.holds_back for row in rows),
             )
+        if rows and (len(rows) == 1 or is_alone):
+            self._note(rows, lives, made, results, seconds=self._clock() - started_s, search_s=search_s)
+        return results
+
+    def _note(
+        self,
+        rows: Sequence[DecodingRow],
+        lives: Sequence[LiveSequence],
+        made: Sequence[Draft | None],
+        results: Sequence[TokenResult | TokenFailure],
+        *,
+        seconds: float,
+        search_s: float,
+    ) -> None:
+        """Record what a pass over these requests took and brought, unless one of them failed."""
         by_live = {id(result.live): result for result in results}
         taken = [result for live in lives if isinstance(result := by_live[id(live)], TokenResult)]
-        if rows and len(rows) == len(taken):
-            made = [draft if result.num_drafted > 0 else None for draft, result in zip(made, taken, strict=True)]
-            nums, seconds = [len(result.sampled) for result in taken], self._clock() - started_s
-            if len(group) == 1:
-                (row,), num_fed = rows, taken[0].num_fed
-                row.drafts.note(made[0], num_fed=num_fed, num_tokens=nums[0], seconds=seconds, search_s=search_s)
-            elif is_alone:
-                note_together(rows, made, nums, seconds=seconds, search_s=search_s)
-        return results
+        if len(rows) > len(taken):
+            return
+        made = [draft if result.num_drafted > 0 else None for draft, result in zip(made, taken, strict=True)]
+        nums = [len(result.sampled) for result in taken]
+        if len(rows) > 1:
+            note_together(rows, made, nums, seconds=seconds, search_s=search_s)
+            return
+        (row,), num_fed = rows, taken[0].num_fed
+        row.drafts.note(made[0], num_fed=num_fed, num_tokens=nums[0], seconds=seconds, search_s=search_s)
+
+    def _may_draft(self, group: Sequence[RunningRequest]) -> bool:
+        """Whether drafts are looked for in this step: where they bring nothing, most steps cost nothing."""
+        drafts = group[0].drafts
+        if len(group) > 1 or drafts is None or not drafts.is_idle or group[0].job.constraint is not None:
+            return True
+        drafts.skip()
+        return False
 
     def _propose(
         self,

@@ -234,7 +234,7 @@ class HeadedModel(GuessingModel):
 
     def _parts(self, cache: list[Any]) -> tuple[list[Any], list[FullLayer], HiddenLayer]:
         num = len(cache) - 1 - self._num_own
-        return cache[:num], cast(list[FullLayer], cache[num:-1]), cast(HiddenLayer, cache[-1])
+        return cache[:num], cache[num:-1], cache[-1]
 
     @property
     def _embed(self) -> Any:

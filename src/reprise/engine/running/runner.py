@@ -93,6 +93,7 @@ class Runner:
         self.footprint = footprint_of(loaded.model, loaded.blueprint)
         self.shares_from = shares_from
         self._resumes_anywhere = loaded.blueprint.layout.resumes_anywhere
+        self._joins = loaded.blueprint.joins
         self._lives: list[LiveSequence] = []
         self.features = FeatureCache(Memory())
 
@@ -485,7 +486,7 @@ class Runner:
 
     def _may_run_ahead(self, rows: SequenceBatch) -> bool:
         context = self.loaded.context
-        may = self.loaded.blueprint.joins and self.loaded.may_run_ahead
+        may = self._joins and self.loaded.may_run_ahead
         return may and (context is None or max(rows.lengths) < context)
 
     def _feed(

@@ -221,9 +221,9 @@ class KvLayer:
         # Beyond the reservation, with spare room.
         return rounded(reserved if keep + num <= reserved else keep + num + self._slack(keep + num))
 
-    def sinks_after(self, num: int) -> int:
-        """Entries that will be copied into buffers of their own when `num` more are appended."""
-        return 0
+    def growth_for(self, num: int) -> int:
+        """Entries per row by which the buffers grow when `num` more are appended."""
+        return self.capacity_for(num) - self.capacity
 
     @property
     def capacity(self) -> int:
@@ -414,9 +414,14 @@ class FullLayer(KvLayer):
         self._last_low = super().append(new) + int(self._skips_first)
         return self._last_low
 
+    def growth_for(self, num: int) -> int:
+        # Asked for in each step, and mostly there is room.
+        return 0 if self.planes and self.end + num <= self.planes[0].shape[2] else super().growth_for(num)
+
     def leave_unwritten(self) -> None:
         """Be one token further; its entries are written later: `undo_last`, and then append them."""
-        self._make_space(self.planes, self._visible(1), 1)
+        if self.end == self.capacity:
+            self._make_space(self.planes, self._visible(1), 1)
         self.end += 1
         self.held += 1
         self.lengths = [length + 1 for length in self.lengths]
@@ -594,7 +599,7 @@ class HiddenLayer(StateLayer):
         """The pass gave these hidden states, shape ``(rows, n, width)``: returns those before each of its tokens."""
         before = self.last(hidden)
         if hidden.shape[1] == 1:
-            self.cache, self.recent = [hidden], hidden
+            self.cache[0] = self.recent = hidden
             return before
         # A copy: a view would keep those of the whole pass.
         self.cache = [mx.contiguous(hidden[:, -1:])]

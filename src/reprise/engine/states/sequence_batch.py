@@ -73,6 +73,8 @@ class SequenceBatch:
         self._kv_layers = [state for state in self._states if isinstance(state, KvLayer)]
         self._recurrent = [state for state in self._states if isinstance(state, StateLayer)]
         self._opaque = [state for state in self._states if not isinstance(state, KvLayer | StateLayer)]
+        self.hidden = next((state for state in caches[-1:] if isinstance(state, HiddenLayer)), None)
+        """The hidden state that a head continues from; None: the model has no head."""
 
     def states(self) -> Sequence[Any]:
         """The states of all layers, with composites flattened."""
@@ -85,12 +87,6 @@ class SequenceBatch:
     def saved(self) -> list[list[mx.array | None]]:
         """The arrays of each recurrent layer that snapshots have."""
         return [state.cache for state in self._recurrent if is_saved(state)]
-
-    @property
-    def hidden(self) -> HiddenLayer | None:
-        """The hidden state that a head continues from; None: the model has no head."""
-        last = self.caches[-1]
-        return last if isinstance(last, HiddenLayer) else None
 
     def opaque(self) -> Sequence[Any]:
         """The states of unknown classes."""
@@ -324,7 +320,7 @@ def growth(parts: Mapping[int, SequenceBatch], owners: frozenset[int], num: int,
     if len(groups) == 1 and num_rows == groups[0].num_rows:
         total = 0
         for layer in groups[0].kv_layers():
-            more = layer.capacity_for(num) - layer.capacity + layer.sinks_after(num)
+            more = layer.growth_for(num)
             # Asked for every token, and mostly there is room: what an entry takes is then not looked up.
             total += more * num_rows * _each(layer, fresh) if more != 0 else 0
         return total

@@ -84,9 +84,11 @@ class SinkWindowLayer(KvLayer):
     def _slack(self, length: int) -> int:
         return slack_of(self.window.size)
 
-    def sinks_after(self, num: int) -> int:
+    def growth_for(self, num: int) -> int:
+        # Sinks are copied into buffers of their own.
         keep = self.window.keep
-        return keep if not self.sinks and self._first() == 0 and self.held + num >= keep else 0
+        copied = keep if not self.sinks and self._first() == 0 and self.held + num >= keep else 0
+        return copied + super().growth_for(num)
 
     def append(self, new: list[mx.array]) -> int:
         is_whole = self._first() == 0
