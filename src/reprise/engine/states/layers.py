@@ -172,7 +172,8 @@ class KvLayer:
 
     @property
     def nbytes(self) -> int:
-        return sum(plane.nbytes for plane in self.planes)
+        # A list, here and below: asked for in each step, and a generator is entered once for each plane.
+        return sum([plane.nbytes for plane in self.planes])
 
     def _mask(self, num: int, *, seen: int, window: int | None) -> mx.array:
         """Of the next `num` tokens over the `seen` indices before `end` and behind: each row sees its own entries."""
@@ -597,7 +598,9 @@ class HiddenLayer(StateLayer):
 
     def follow(self, hidden: mx.array) -> mx.array:
         """The pass gave these hidden states, shape ``(rows, n, width)``: returns those before each of its tokens."""
-        before = self.last(hidden)
+        before = self.cache[0]
+        if before is None:
+            before = self.last(hidden)
         if hidden.shape[1] == 1:
             self.cache[0] = self.recent = hidden
             return before
@@ -614,7 +617,10 @@ class HiddenLayer(StateLayer):
     @property
     def waiting_nbytes(self) -> int:
         """Bytes of what waits. Asked for in each step: every token takes the same."""
-        return len(self.waiting) * sum(each.tokens.nbytes + each.hidden.nbytes for each in self.waiting[:1])
+        if not self.waiting:
+            return 0
+        first = self.waiting[0]
+        return len(self.waiting) * (first.tokens.nbytes + first.hidden.nbytes)
 
     def undo_waiting(self, num: int) -> None:
         """Undo the last `num` tokens, at least one, all of one pass: if they do not wait, none does."""

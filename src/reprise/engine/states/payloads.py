@@ -242,7 +242,7 @@ def arrays_of(states: Sequence[Sequence[mx.array | None]]) -> list[mx.array]:
 
 def count_bytes(states: Sequence[Sequence[mx.array | None]]) -> int:
     """The bytes of all arrays in these recurrent states."""
-    return sum(array.nbytes for array in arrays_of(states))
+    return sum([array.nbytes for array in arrays_of(states)])
 
 
 @dataclass(frozen=True, slots=True, eq=False)

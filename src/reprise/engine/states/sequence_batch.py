@@ -110,7 +110,7 @@ class SequenceBatch:
         """Bytes of all buffers, including spare capacity."""
         before = 0 if self.ahead is None else count_bytes(list(self.ahead.before.values()))
         waiting = 0 if self.hidden is None else self.hidden.waiting_nbytes
-        return sum(layer.nbytes for layer in self._kv_layers) + self.state_nbytes + before + waiting
+        return sum([layer.nbytes for layer in self._kv_layers]) + self.state_nbytes + before + waiting
 
     def arrays(self) -> list[mx.array]:
         """All arrays of all layers: evaluating them computes the states."""
