@@ -78,7 +78,7 @@ def _as_theirs(theirs: Any, ours: Any, position: int) -> Any:
             parts = zip(theirs.caches, ours.caches, strict=True)
             return mlx_lm_cache.CacheList(*(_as_theirs(one, other, position) for one, other in parts))
         case mlx_lm_cache.ArraysCache():
-            theirs.cache = list(ours.arrays)
+            theirs.cache = list(ours.cache)
         case mlx_lm_cache.RotatingKVCache() if position > 0:
             spans = ours.kind.needs(position)
             planes = [ours.read(0, span) for span in spans]
