@@ -1,5 +1,6 @@
 """Less memory than wanted: what can never fit is refused, the rest gives way or waits, a failure costs only itself."""
 
+import gc
 import itertools
 import logging
 import queue
@@ -7,6 +8,9 @@ import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from weakref import ref
 
 import httpx
 import pytest
@@ -221,3 +225,19 @@ def wait_until_idle(engine: DrivenEngine) -> None:
     while not engine.loop.status().is_idle:
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+def test_a_worker_that_has_ended_is_gone_at_once(tmp_path: Path) -> None:
+    # What refers to itself waits for the collector, which would stop the next engine's streams.
+    found: list[ref[Worker]] = []
+    places: tuple[dict[str, Any], ...] = ({}, {"disk_directory": str(tmp_path)})
+    gc.disable()
+    try:
+        for where in places:
+            engine = DrivenEngine("qwen3_5", **where)
+            engine.run(words(1, 40), num=3)
+            engine.ask(lambda worker: found.append(ref(worker)))
+            engine.close()
+        assert [each() for each in found] == [None, None]
+    finally:
+        gc.enable()

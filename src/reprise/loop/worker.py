@@ -162,8 +162,10 @@ class Worker:
         )
         self.preemption = Preemption(self.requests, self.prefixes, self.sequences)
         self.audit = Audit(self.runner, self.memory, settings, chunk=chunk, clock=clock)
+        # Not this worker, which would refer to itself.
+        runner = self.runner
         self.embedding = EmbeddingQueue(
-            lambda: self.runner.loaded,
+            lambda: runner.loaded,
             self.memory,
             max_queue=settings.max_queue,
             stall_s=self.limits.max_stall_s,
@@ -171,7 +173,7 @@ class Worker:
             clock=clock,
         )
         """Empty if the model makes text."""
-        kept, features = self.embedding.kept, self.runner.features
+        kept, features = self.embedding.kept, runner.features
         first = (self._give_up_trial, self.audit.give_up, kept.release_one, features.release_one)
         self.memory.reclaim_from(*first, *self.sequences.reclaimers, self.prefixes.unpin_first)
         executor = self.executor
