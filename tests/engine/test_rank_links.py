@@ -184,6 +184,23 @@ def test_a_stranger_has_little_time_and_may_send_little(begin: Callable[..., Pai
     other.close()
 
 
+def test_who_sends_much_or_was_the_first_of_many_is_sent_away_at_once(begin: Callable[..., Pair]) -> None:
+    pair = begin()
+    accepting = threading.Thread(target=pair.accept)
+    accepting.start()
+    with pair.stranger(struct.pack("<I", 4097)) as large:
+        began_s = time.monotonic()
+        assert _is_closed(large)
+    strangers = [pair.stranger(b"") for _ in range(65)]
+    assert _is_closed(strangers[0])
+    # A stranger has 2 s.
+    assert time.monotonic() - began_s < 1.8
+    other = pair.connect()
+    accepting.join()
+    for connection in (other, *strangers):
+        connection.close()
+
+
 def _is_closed(connection: socket.socket) -> bool:
     try:
         return connection.recv(1) == b""

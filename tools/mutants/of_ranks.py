@@ -34,9 +34,9 @@ RANK_MUTANTS = (
         _LINKS,
     ),
     _mutant(
-        "Stranger.hello",
+        "Door._hear",
         "anyone is a rank",
-        'hmac.compare_digest(str(hello["secret"]).encode(), secret.encode())',
+        'hmac.compare_digest(str(hello["secret"]).encode(), self._secret.encode())',
         "True",
         _LINKS,
     ),

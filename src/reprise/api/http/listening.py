@@ -4,14 +4,13 @@ The modules of a server (MLX, FastAPI, tokenizers) take seconds to import. The s
 answers that the model is being loaded. So nothing here imports more than the standard library and the settings.
 """
 
+import asyncio
 import errno
 import json
-import selectors
 import socket
 import threading
 import time
 from contextlib import suppress
-from dataclasses import dataclass, field
 
 from reprise.api.http.web_access import WebAccess, WrongHost
 from reprise.core.errors import RepriseError
@@ -59,16 +58,6 @@ def url_of(listener: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-@dataclass(slots=True)
-class _Visitor:
-    """A connection: what has come of its request's head, and when it is given up."""
-
-    connection: socket.socket
-    due_s: float
-    head: bytearray = field(default_factory=bytearray)
-    is_answered: bool = False
-
-
 class FirstAnswers:
     """Answers every request on a socket with a 503 that says when to come again, on a thread, until `stop`.
 
@@ -80,75 +69,58 @@ class FirstAnswers:
         self._begun_s = time.monotonic()
         self._listener = listener
         self._listener.setblocking(False)
-        self._wake, self._woken = socket.socketpair()
-        self._selector = selectors.DefaultSelector()
-        self._selector.register(listener, selectors.EVENT_READ)
-        self._selector.register(self._woken, selectors.EVENT_READ)
-        self._visitors: dict[socket.socket, _Visitor] = {}
+        self._visits: set[asyncio.Task[None]] = set()
+        self._loop = asyncio.new_event_loop()
+        self._is_over = asyncio.Event()
         self._has_left = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="reprise-first-answers", daemon=True)
-        self._thread.start()
+        threading.Thread(target=self._run, name="reprise-first-answers", daemon=True).start()
 
     def stop(self) -> None:
         """Leave the socket to another. Connections that were taken are still answered."""
-        self._wake.close()
-        self._has_left.wait()
+        if not self._has_left.is_set():
+            self._loop.call_soon_threadsafe(self._is_over.set)
+            self._has_left.wait()
 
     def _run(self) -> None:
         try:
-            while not self._has_left.is_set() or self._visitors:
-                for key, _ in self._selector.select(timeout=0.5):
-                    self._attend(key.fileobj)
-                now = time.monotonic()
-                for visitor in [each for each in self._visitors.values() if each.due_s < now]:
-                    self._leave(visitor)
+            self._loop.run_until_complete(self._answer_all())
         finally:
             self._has_left.set()
-            self._selector.close()
-            self._woken.close()
+            self._loop.close()
 
-    def _attend(self, ready: object) -> None:
-        if ready is self._woken:
-            self._selector.unregister(self._woken)
-            self._selector.unregister(self._listener)
-            self._has_left.set()
-        elif ready is self._listener:
-            self._welcome()
-        elif isinstance(ready, socket.socket) and ready in self._visitors:
-            self._read(self._visitors[ready])
+    async def _answer_all(self) -> None:
+        self._loop.add_reader(self._listener, self._welcome)
+        await self._is_over.wait()
+        self._loop.remove_reader(self._listener)
+        self._has_left.set()
+        await asyncio.gather(*self._visits)
 
     def _welcome(self) -> None:
         with suppress(OSError):
             connection, _ = self._listener.accept()
             connection.setblocking(False)
-            if len(self._visitors) >= _MAX_CONNECTIONS:
+            if len(self._visits) >= _MAX_CONNECTIONS:
                 connection.close()
                 return
-            self._visitors[connection] = _Visitor(connection, due_s=time.monotonic() + _LINGER_S)
-            self._selector.register(connection, selectors.EVENT_READ)
+            visit = self._loop.create_task(self._attend(connection))
+            self._visits.add(visit)
+            visit.add_done_callback(self._visits.discard)
 
-    def _read(self, visitor: _Visitor) -> None:
-        try:
-            received = visitor.connection.recv(1 << 16)
-        except BlockingIOError:
-            return
-        except OSError:
-            received = b""
-        if received == b"":
-            self._leave(visitor)
-        elif not visitor.is_answered:
-            visitor.head += received
-            if b"\r\n\r\n" in visitor.head or len(visitor.head) > _MAX_HEAD:
-                self._answer(visitor)
-
-    def _answer(self, visitor: _Visitor) -> None:
-        visitor.is_answered = True
-        visitor.due_s = time.monotonic() + _LINGER_S
-        with suppress(OSError):
-            visitor.connection.sendall(self._answer_to(bytes(visitor.head)))
-            # What follows is read and dropped: a connection that is closed before has its answer lost.
-            visitor.connection.shutdown(socket.SHUT_WR)
-        visitor.head.clear()
+    async def _attend(self, connection: socket.socket) -> None:
+        with connection, suppress(OSError):
+            async with asyncio.timeout(_LINGER_S):
+                head = b""
+                while b"\r\n\r\n" not in head and len(head) <= _MAX_HEAD:
+                    received = await self._loop.sock_recv(connection, 1 << 16)
+                    if received == b"":
+                        return
+                    head += received
+            async with asyncio.timeout(_LINGER_S):
+                await self._loop.sock_sendall(connection, self._answer_to(head))
+                # What follows is read and dropped: a connection that is closed before has its answer lost.
+                connection.shutdown(socket.SHUT_WR)
+                while await self._loop.sock_recv(connection, 1 << 16):
+                    pass
 
     def _answer_to(self, head: bytes) -> bytes:
         lines = (line.partition(b":") for line in head.partition(b"\r\n\r\n")[0].split(b"\r\n")[1:])
@@ -157,11 +129,6 @@ class FirstAnswers:
         except WrongHost as error:
             return first_answer(head, refusal=error)
         return first_answer(head, seconds=time.monotonic() - self._begun_s)
-
-    def _leave(self, visitor: _Visitor) -> None:
-        self._selector.unregister(visitor.connection)
-        del self._visitors[visitor.connection]
-        visitor.connection.close()
 
 
 def first_answer(head: bytes, *, seconds: float = 0.0, refusal: WrongHost | None = None) -> bytes:

@@ -9,19 +9,18 @@ errors before they exit.
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import json
 import logging
 import queue
 import secrets
-import selectors
 import socket
 import struct
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import Any
 
 from reprise.core.errors import EngineFailed, LoadFailed
@@ -99,40 +98,6 @@ class Address:
         return cls(host, int(port), secret)
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
-class Stranger:
-    """A connection whose other end has not shown the secret yet, and what it has sent."""
-
-    connection: socket.socket
-    due_s: float
-    received: bytearray = field(default_factory=bytearray)
-
-    def hello(self, secret: str) -> tuple[int, dict[str, str]] | None:
-        """The number and the facts of a rank that knows the secret; None while its message is incomplete.
-
-        Reads what has arrived, without waiting. An exception of any kind means that this is not a rank.
-        """
-        part = self.connection.recv(self._num_missing())
-        if not part:
-            raise ConnectionError("the other end has closed the connection")
-        self.received += part
-        if self._num_missing() > 0:
-            return None
-        hello = json.loads(self.received[_LENGTH.size :])
-        if not hmac.compare_digest(str(hello["secret"]).encode(), secret.encode()):
-            raise ConnectionError("received a wrong secret")
-        return int(hello["rank"]), dict(hello["facts"])
-
-    def _num_missing(self) -> int:
-        """How many bytes of its message have not arrived, as far as is known. Raises ConnectionError."""
-        if len(self.received) < _LENGTH.size:
-            return _LENGTH.size - len(self.received)
-        (length,) = _LENGTH.unpack(self.received[: _LENGTH.size])
-        if length > _HELLO_NBYTES:
-            raise ConnectionError("received an invalid message")
-        return _LENGTH.size + length - len(self.received)
-
-
 class Door:
     """The listener of rank 0 while the group forms. It reads all connections at once: no rank waits for a stranger."""
 
@@ -141,30 +106,31 @@ class Door:
         self._hello_s = hello_s
         self._listener = listener
         self._listener.setblocking(False)
-        self._selector = selectors.DefaultSelector()
-        self._selector.register(listener, selectors.EVENT_READ)
-        self._strangers: list[Stranger] = []
-        """Oldest first."""
+        self._loop = asyncio.new_event_loop()
+        self._loop.add_reader(listener, self._let_in)
+        self._strangers: list[asyncio.Task[None]] = []
+        """Those who read what connections send that have not shown the secret yet, the oldest first."""
+        self._found: asyncio.Queue[tuple[int, socket.socket, dict[str, str]]] = asyncio.Queue()
 
     def next_rank(self, due_s: float) -> tuple[int, socket.socket, dict[str, str]]:
         """The next connection that shows the secret, with the number and facts of its rank. Raises TimeoutError."""
-        while (now_s := time.monotonic()) < due_s:
-            while self._strangers and self._strangers[0].due_s <= now_s:
-                self._drop(self._strangers[0])
-            until_s = min([due_s, *(stranger.due_s for stranger in self._strangers)])
-            for key, _ in self._selector.select(until_s - now_s):
-                if key.fileobj is self._listener:
-                    self._let_in()
-                # Whoever made room has been closed.
-                elif key.data in self._strangers and (found := self._read(key.data)) is not None:
-                    return found
-        raise TimeoutError
+        return self._loop.run_until_complete(asyncio.wait_for(self._found.get(), due_s - time.monotonic()))
 
     def close(self) -> None:
-        for stranger in list(self._strangers):
-            self._drop(stranger)
-        self._selector.close()
+        self._loop.remove_reader(self._listener)
         self._listener.close()
+        self._loop.run_until_complete(self._send_away())
+        self._loop.close()
+
+    async def _send_away(self) -> None:
+        # Who has just come in is heard first: a task that has not begun closes nothing.
+        await asyncio.sleep(0)
+        strangers = tuple(self._strangers)
+        for stranger in strangers:
+            stranger.cancel()
+        await asyncio.gather(*strangers)
+        while not self._found.empty():
+            self._found.get_nowait()[1].close()
 
     def _let_in(self) -> None:
         try:
@@ -172,30 +138,35 @@ class Door:
         except OSError:
             return  # It has gone already.
         connection.setblocking(False)
-        stranger = Stranger(connection=connection, due_s=time.monotonic() + self._hello_s)
-        self._selector.register(connection, selectors.EVENT_READ, stranger)
+        stranger = self._loop.create_task(self._hear(connection))
         self._strangers.append(stranger)
+        stranger.add_done_callback(self._strangers.remove)
         if len(self._strangers) > _MOST_STRANGERS:
-            self._drop(self._strangers[0])
+            self._strangers[0].cancel()
 
-    def _read(self, stranger: Stranger) -> tuple[int, socket.socket, dict[str, str]] | None:
+    async def _hear(self, connection: socket.socket) -> None:
         try:
-            hello = stranger.hello(self._secret)
-        except Exception as error:
-            log.debug("a connection to the port of rank 0 was closed: %s", error)
-            self._drop(stranger)
-            return None
-        if hello is None:
-            return None
-        self._strangers.remove(stranger)
-        self._selector.unregister(stranger.connection)
-        rank, facts = hello
-        return rank, stranger.connection, facts
+            async with asyncio.timeout(self._hello_s):
+                (length,) = _LENGTH.unpack(await self._read(connection, _LENGTH.size))
+                if length > _HELLO_NBYTES:
+                    raise ConnectionError("received an invalid message")
+                hello = json.loads(await self._read(connection, length))
+            if not hmac.compare_digest(str(hello["secret"]).encode(), self._secret.encode()):
+                raise ConnectionError("received a wrong secret")
+            self._found.put_nowait((int(hello["rank"]), connection, dict(hello["facts"])))
+        except (Exception, asyncio.CancelledError) as error:
+            # Of any kind: this is not a rank.
+            log.debug("a connection to the port of rank 0 was closed: %r", error)
+            connection.close()
 
-    def _drop(self, stranger: Stranger) -> None:
-        self._strangers.remove(stranger)
-        self._selector.unregister(stranger.connection)
-        stranger.connection.close()
+    async def _read(self, connection: socket.socket, num: int) -> bytes:
+        parts = bytearray()
+        while len(parts) < num:
+            part = await self._loop.sock_recv(connection, num - len(parts))
+            if not part:
+                raise ConnectionError("the other end has closed the connection")
+            parts += part
+        return bytes(parts)
 
 
 class LinksToFollowers:
