@@ -438,7 +438,6 @@ class Computed:
 
 def test_what_is_not_worth_computing_is_seldom_asked_for_until_it_is() -> None:
     drafts, computed = free_drafts(), Computed(1.0)
-    drafts.searches.add(-100)
     request = drafts.start(as_tokens(words(9)), namespace="", computed=computed)
     request.read_prompt(9)
     for token in words(160):
@@ -452,6 +451,23 @@ def test_what_is_not_worth_computing_is_seldom_asked_for_until_it_is() -> None:
         request.accept([token])
     # From the first draft on, one in each step.
     assert found >= 16
+
+
+def test_what_is_computed_in_vain_may_lose_a_few_passes_and_then_a_small_share() -> None:
+    drafts, lost = free_drafts(), 0.0
+    request = drafts.start(as_tokens(words(9)), namespace="", computed=Computed(0.0))
+    request.read_prompt(9)
+    for token in words(2000):
+        if request.is_idle:
+            request.skip()
+        else:
+            draft = request.propose(num_fed=1, most=3)
+            # However often it is tried again, each time in the hope of a pass that costs nothing more.
+            drafts.rates.fade(DraftSource.HEAD, 0, num=1000)
+            request.note(draft, num_fed=1, num_tokens=1, seconds=0.01 if draft is None else 0.015)
+            lost += 0.5 if draft is not None else 0
+        request.accept([token])
+    assert 6 <= lost <= 6 + 0.005 * 2000 + 1
 
 
 @pytest.mark.parametrize(("search_s", "most"), [(0.0005, 0.011), (0.00004, 0.0041), (1.0, 0.011)])

@@ -385,7 +385,7 @@ DRAFTS_MUTANTS = (
         "a head that is never right guesses on",
         "drafts.accounts[computed.source].is_overdrawn",
         "False",
-        (*_GUESSES, "-k", "never_right"),
+        _DRAFTER,
     ),
     _mutant(
         "DraftAccount.note_answered",
