@@ -164,13 +164,6 @@ DRAFTS_MUTANTS = (
         _DRAFTER,
     ),
     _mutant(
-        "Drafts.note_verified",
-        "once nothing was found for long, little is looked up for ever",
-        "self.num_since_found = 0",
-        "pass",
-        _DRAFTER,
-    ),
-    _mutant(
         "RequestDrafts.propose",
         "where nothing repeats each step does all the same",
         "-self._num_in_vain % self._patience",

@@ -38,9 +38,6 @@ _SELDOM = 16
 _PATIENCE = ((256, _SELDOM), (32, 4))
 """Pairs: after this many fruitless steps in a row, only one step in that many looks up, until one succeeds: text that
 repeats nothing is not slowed down, and text that begins to repeat is found a few tokens later."""
-_RARE = 256
-_PATIENCE_WHERE_RARE = ((32, _SELDOM), (4, 4))
-"""The same once answers have repeated nothing for so many tokens: short ones would begin anew each time."""
 _DEAREST_SEARCH = 0.1
 """The most that a look-up counts, in passes over one token: one that took longer was held up by something else."""
 EARLIER_TOKENS = 1 << 17
@@ -197,8 +194,6 @@ class Drafts:
         """What look-ups took themselves, and the tokens that they brought."""
         self._num_answered = 0
         """Tokens of answers that the accounts do not know of yet."""
-        self.num_since_found = 0
-        """Tokens of answers since what was looked up was right."""
         self._each_account = (*{id(account): account for account in self.accounts.values()}.values(), self.searches)
         self._namespaces: OrderedDict[str, _Namespace] = OrderedDict()
         self._status: DraftStatus | None = None
@@ -252,7 +247,6 @@ class Drafts:
 
     def note_answered(self, num_tokens: int) -> None:
         """`num_tokens` of answers were decoded."""
-        self.num_since_found += num_tokens
         self._num_answered += num_tokens
         if self._num_answered >= _SELDOM:
             for account in self._each_account:
@@ -269,8 +263,7 @@ class Drafts:
         self.num_drafted[source] += num
         self.num_accepted[source] += num_accepted
         self.saved_s += saved_s
-        if source in TEXTS and num_accepted > 0:
-            self.num_since_found = 0
+        if source in TEXTS:
             self.searches.add(num_accepted)
         self._status = None
 
@@ -547,8 +540,7 @@ class RequestDrafts:
         """Of so many steps only one looks up."""
         if self.shared.searches.is_overdrawn:
             return _SELDOM
-        pairs = _PATIENCE if self.shared.num_since_found < _RARE else _PATIENCE_WHERE_RARE
-        return next((each for num, each in pairs if self._num_in_vain >= num), 1)
+        return next((each for num, each in _PATIENCE if self._num_in_vain >= num), 1)
 
     def _look_up(self, most: int) -> Draft | None:
         self._has_looked = True
