@@ -331,8 +331,8 @@ WORTH = (
     _mutant(
         "PrefixCache._passed",
         "a path that fills the budget drops where its chat may have to go on",
-        "each.kind in SHARED_KINDS and self._may_replace(each)",
-        "self._may_replace(each)",
+        "each.kind in SHARED_KINDS and not self._may_evict(each) and self._may_replace(each)",
+        "not self._may_evict(each) and self._may_replace(each)",
         _POLICY,
     ),
     _mutant(
@@ -373,7 +373,7 @@ WORTH = (
     _mutant(
         "ReuseRateEstimator.advance",
         "rates are not learnt before the 64th prompt",
-        "self._now % _REFRESH == 0 or (self._now < _REFRESH and self._now.bit_count() == 1)",
+        "self._now % _REFRESH == 0 or self._now == _FIRST",
         "self._now % _REFRESH == 0",
         _LEARNING,
     ),

@@ -369,7 +369,7 @@ class PrefixCache:
         A path that has outgrown the budget could not get any longer if it needed room for both.
         """
         older = superseded_on(walk.nodes, position, kind, stable_at)
-        return [each for each in older if self._may_replace(each)]
+        return [each for each in older if not self._may_evict(each) and self._may_replace(each)]
 
     def _passed(self, walk: Walk, position: int, new: EvictionCandidate) -> list[Checkpoint]:
         """What the path of a snapshot at `position` has passed and is worth less than it, the least useful first.
@@ -378,7 +378,11 @@ class PrefixCache:
         there a chat goes on whose end is rewritten.
         """
         below = [each for node in walk.nodes for each in node.checkpoints.values() if each.position < position]
-        passed = [each for each in below if each.kind in SHARED_KINDS and self._may_replace(each)]
+        passed = [
+            each
+            for each in below
+            if each.kind in SHARED_KINDS and not self._may_evict(each) and self._may_replace(each)
+        ]
         scores = {each: self.order.policy.score(self.order.candidate(each)) for each in passed}
         worth = self.order.policy.score(new)
         return sorted((each for each in passed if scores[each] <= worth), key=lambda each: scores[each])
