@@ -73,6 +73,20 @@ def resumes_at(cache: PrefixCache, tokens: Tokens) -> int:
     return cache.resume_at(cache.match(tokens), limit=len(tokens))
 
 
+def test_who_branched_off_a_path_and_lost_that_is_told_too_when_the_path_is_cut() -> None:
+    cache, trunk = store("lru", Sizes(full=1), None), run_of(1, 80)
+    branch = join_tokens(trunk[:70], run_of(2, 40))
+    for tokens in (branch, trunk, trunk):
+        serve(cache, tokens, Sizes(full=1))
+    lost: list[int] = []
+    while (held := resumes_at(cache, branch)) > 40:
+        assert held == len(branch) or cache.evicted_to(cache.match(branch), held) == len(branch)
+        lost.append(held)
+        cache.compact_path(trunk)
+        cache.evict_one()
+    assert {70, 64} <= {*lost}, "cut where it branches off, and a little before"
+
+
 def test_lru_orders_by_last_use() -> None:
     assert Lru().score(candidate(last_use=3)) < Lru().score(candidate(last_use=4))
     assert Lru().admits(candidate(), candidate(last_use=1000), is_exact=False)

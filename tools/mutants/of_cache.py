@@ -331,8 +331,8 @@ WORTH = (
     _mutant(
         "PrefixCache._passed",
         "a path that fills the budget drops where its chat may have to go on",
-        "each.kind in SHARED_KINDS and not self._may_evict(each) and self._may_replace(each)",
-        "not self._may_evict(each) and self._may_replace(each)",
+        "each.kind in SHARED_KINDS and self._may_replace(each)",
+        "self._may_replace(each)",
         _POLICY,
     ),
     _mutant(
@@ -350,6 +350,13 @@ WORTH = (
         _POLICY,
     ),
     _mutant(
+        "_lost_with",
+        "what had branched off and was lost is forgotten when the path is cut",
+        "[*branched, GhostPath.of(cut, start=start, stop=reached)]",
+        "[GhostPath.of(cut, start=start, stop=reached)]",
+        _POLICY,
+    ),
+    _mutant(
         "PrefixCache.expect",
         "what is settled for the next turn has no room beside what its chat leaves",
         "self.tree.leave(checkpoint)",
@@ -359,8 +366,8 @@ WORTH = (
     _mutant(
         "PrefixCache._beside",
         "a chat leaves what others brought below a shared beginning",
-        "[node for top in tops for node in subtree(top) if node.last_visit == number]",
-        "[node for top in tops for node in subtree(top)]",
+        "[below for below in node.children.values() if below.last_visit == number]",
+        "list(node.children.values())",
         _POLICY,
     ),
     _mutant(

@@ -13,13 +13,13 @@ from reprise.cache.payload import Payload, SegmentPayload, SharedPayload
 from reprise.core.inspection import LastUse
 from reprise.core.kinds import KvKind
 from reprise.core.prompt import BoundaryKind
-from reprise.core.tokens import Span, Tokens, union
+from reprise.core.tokens import Span, Tokens, as_tokens, join_tokens, union
 
 _MOST_GHOSTS = 64
 """How many of each are remembered per edge; the oldest are forgotten first."""
 
 
-_NUM_TOLD_APART = 16
+NUM_TOLD_APART = 16
 """A path that is not stored is recognised by as many of its tokens: one alone may begin anything."""
 
 
@@ -38,8 +38,14 @@ class GhostPath:
     @classmethod
     def of(cls, tokens: Tokens, *, start: int, stop: int, is_cancelled: bool = False) -> "GhostPath":
         """The path with these tokens from `start` on."""
-        first = tuple(tokens[:_NUM_TOLD_APART].tolist())
+        first = tuple(tokens[:NUM_TOLD_APART].tolist())
         return cls(start=start, tokens=first, stop=stop, is_cancelled=is_cancelled)
+
+    def begun_at(self, start: int, tokens: Tokens) -> "GhostPath":
+        """The same path from an earlier `start`, with the `tokens` between."""
+        return GhostPath.of(
+            join_tokens(tokens, as_tokens(self.tokens)), start=start, stop=self.stop, is_cancelled=self.is_cancelled
+        )
 
     def is_on(self, tokens: Tokens) -> bool:
         """Whether `tokens`, at least one, which follow at `start`, begin like this path or end on it."""

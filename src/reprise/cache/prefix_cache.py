@@ -269,9 +269,14 @@ class PrefixCache:
     def _beside(match: Match, number: int) -> list[Checkpoint]:
         """The checkpoints that prompt `number` was the last to pass, past the end of the matched path."""
         last = match.walk.last
-        tops = last.children.values() if match.length == last.stop else (last,)
-        nodes = [node for top in tops for node in subtree(top) if node.last_visit == number]
-        return [c for node in nodes for c in node.checkpoints.values() if c.position > match.length]
+        beside = last.children.values() if match.length == last.stop else (last,)
+        # Who passed a node passed what is above it, so below another's there is nothing of it.
+        stack, found = [node for node in beside if node.last_visit == number], list[Checkpoint]()
+        while stack:
+            node = stack.pop()
+            found += [checkpoint for checkpoint in node.checkpoints.values() if checkpoint.position > match.length]
+            stack += [below for below in node.children.values() if below.last_visit == number]
+        return found
 
     def _visit(self, node: Node, number: int) -> None:
         """Record that prompt `number` passed through `node`; re-evaluate the checkpoints whose score that changes."""
@@ -369,7 +374,7 @@ class PrefixCache:
         A path that has outgrown the budget could not get any longer if it needed room for both.
         """
         older = superseded_on(walk.nodes, position, kind, stable_at)
-        return [each for each in older if not self._may_evict(each) and self._may_replace(each)]
+        return [each for each in older if self._may_replace(each)]
 
     def _passed(self, walk: Walk, position: int, new: EvictionCandidate) -> list[Checkpoint]:
         """What the path of a snapshot at `position` has passed and is worth less than it, the least useful first.
@@ -378,18 +383,15 @@ class PrefixCache:
         there a chat goes on whose end is rewritten.
         """
         below = [each for node in walk.nodes for each in node.checkpoints.values() if each.position < position]
-        passed = [
-            each
-            for each in below
-            if each.kind in SHARED_KINDS and not self._may_evict(each) and self._may_replace(each)
-        ]
+        passed = [each for each in below if each.kind in SHARED_KINDS and self._may_replace(each)]
         scores = {each: self.order.policy.score(self.order.candidate(each)) for each in passed}
         worth = self.order.policy.score(new)
         return sorted((each for each in passed if scores[each] <= worth), key=lambda each: scores[each])
 
     def _may_replace(self, checkpoint: Checkpoint) -> bool:
-        leases = [lease for lease in checkpoint.node.leases if lease.position == checkpoint.position]
-        return not self.pins.holds(checkpoint) and all(lease.is_restored for lease in leases)
+        if self.pins.holds(checkpoint) or self._may_evict(checkpoint):
+            return False  # What may be evicted anyway makes no further room.
+        return all(lease.is_restored for lease in checkpoint.node.leases if lease.position == checkpoint.position)
 
     def _admit(self, nbytes: int, new: EvictionCandidate | None, replaced: Sequence[Checkpoint] = ()) -> bool:
         """Make room for `nbytes` by evicting what scores lower than `new` (None: anything); False if impossible.

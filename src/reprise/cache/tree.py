@@ -8,6 +8,7 @@ from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from reprise.cache.node import (
+    NUM_TOLD_APART,
     Checkpoint,
     CheckpointMap,
     GhostPath,
@@ -324,9 +325,10 @@ class RadixTree:
         assert not leaf.children and leaf.start < stop < leaf.stop, (leaf.start, stop, leaf.stop)
         self.drop_entries(leaf, {kind: [Span(stop, leaf.stop)] for kind in leaf.segments})
         self._count(leaf, num_tokens=stop - leaf.stop)
-        lost_to = _evicted_to(leaf)
+        lost = _lost_with(leaf, stop)
         leaf.ghosts = _ghosts(leaf).up_to(stop)
-        leaf.ghosts.add_path(GhostPath.of(leaf.tokens[stop - leaf.start :], start=stop, stop=lost_to))
+        for path in lost:
+            leaf.ghosts.add_path(path)
         leaf.tokens = own_tokens(leaf.tokens[: stop - leaf.start])
 
     def remove(self, leaf: Node) -> Node:
@@ -339,7 +341,8 @@ class RadixTree:
         self._count(leaf, num_nodes=-1, num_tokens=-len(leaf.tokens))
         del self._nodes[leaf.serial]
         leaf.parent = None
-        _ghosts(parent).add_path(GhostPath.of(leaf.tokens, start=parent.stop, stop=_evicted_to(leaf)))
+        for path in _lost_with(leaf, leaf.start):
+            _ghosts(parent).add_path(path)
         return parent
 
     def remove_empty_root(self, namespace: str) -> None:
@@ -543,10 +546,17 @@ def _new_root() -> Node:
     return Node(start=0, tokens=as_tokens(()), parent=None, totals=TreeTotals())
 
 
-def _evicted_to(leaf: Node) -> int:
-    """How far paths through this leaf reached before any of them was evicted."""
-    lost = () if leaf.ghosts is None else leaf.ghosts.paths
-    return max((leaf.stop, *(path.stop for path in lost if not path.is_cancelled)))
+def _lost_with(leaf: Node, start: int) -> list[GhostPath]:
+    """What is lost where a leaf is cut at `start`: what branched off behind that and was lost before, then its rest.
+
+    The rest counts as far as any path through the leaf reached before any of them was evicted.
+    """
+    known = [] if leaf.ghosts is None else leaf.ghosts.paths
+    cut = leaf.tokens[start - leaf.start :]
+    near = [path for path in known if 0 < path.start - start < NUM_TOLD_APART]
+    branched = [path.begun_at(start, cut[: path.start - start]) for path in near]
+    reached = max((leaf.stop, *(path.stop for path in known if not path.is_cancelled)))
+    return [*branched, GhostPath.of(cut, start=start, stop=reached)]
 
 
 def _ghosts(node: Node) -> Ghosts:
