@@ -20,7 +20,7 @@ from reprise.chat.messages.history import as_message
 from reprise.chat.text_model import TextModel
 from reprise.core.tokens import as_tokens
 from reprise.drafts.benefit import PASS_SIZES, PassCosts
-from reprise.drafts.drafter import Drafts
+from reprise.drafts.drafter import DecodingRow, Drafts, note, propose
 from reprise.engine.models.load import load_text_model
 from reprise.lab.demo.facts import LOOK_UP_TOOL, SYSTEM_PROMPT
 
@@ -260,13 +260,14 @@ def _passes(drafts: Drafts, turn: ReplayTurn, *, rewinds: bool) -> Iterator[tupl
         while request.num_read < len(turn.prompt):
             request.read_prompt(len(turn.prompt))
         num_fed = 1 + num_unfed
-        draft = request.propose(num_fed=num_fed, most=len(turn.answer) - at - 1)
+        rows = [DecodingRow(drafts=request, num_fed=num_fed, most=len(turn.answer) - at - 1)]
+        (draft,) = propose(rows)
         guess: list[int] = draft.tokens.tolist() if draft is not None else []
         pairs = zip(guess, turn.answer[at:], strict=False)
         accepted = next((i for i, (token, right) in enumerate(pairs) if token != right), len(guess))
         tokens = turn.answer[at : at + accepted + 1]
         seconds = drafts.costs.relative(num_fed + len(guess))
-        request.note(draft, num_fed=num_fed, num_tokens=len(tokens), seconds=seconds)
+        note(rows, [draft], [len(tokens)], seconds=seconds)
         request.accept(tokens)
         at += len(tokens)
         num_unfed = 0 if rewinds or accepted == len(guess) else num_fed + accepted

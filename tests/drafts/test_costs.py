@@ -8,7 +8,7 @@ import pytest
 from reprise.core.backend import DraftSource
 from reprise.core.tokens import as_tokens
 from reprise.drafts.benefit import PASS_SIZES, PassCosts
-from reprise.drafts.drafter import Draft, Drafts
+from reprise.drafts.drafter import DecodingRow, Draft, Drafts, note, propose
 from tests.matrix import in_turn, now_and_later
 
 DEVICES = {
@@ -84,11 +84,12 @@ def speed(texts: Iterator[tuple[list[int], list[int]]], name: str, clock: NoisyD
         request.read_prompt(len(prompt))
         at = 0
         while at < len(answer):
-            draft = request.propose(num_fed=1, most=len(answer) - at - 1)
+            rows = [DecodingRow(drafts=request, num_fed=1, most=len(answer) - at - 1)]
+            (draft,) = propose(rows)
             drafted: list[int] = draft.tokens.tolist() if draft is not None else []
             taken = next((i for i, token in enumerate(drafted) if token != answer[at + i]), len(drafted)) + 1
             cost = float(np.interp(1 + len(drafted), PASS_SIZES, DEVICES[name]))
-            request.note(draft, num_fed=1, num_tokens=taken, seconds=cost * clock.one_s())
+            note(rows, [draft], [taken], seconds=cost * clock.one_s())
             request.accept(answer[at : at + taken])
             at, spent, num = at + taken, spent + cost, num + taken
         request.end()
@@ -207,13 +208,14 @@ def write(drafts: Drafts, prompt: list[int], answer: list[int]) -> tuple[float, 
     at, cost = 0, 0.0
     first: int | None = None
     while at < len(answer):
-        draft = request.propose(num_fed=1, most=len(answer) - at - 1)
+        rows = [DecodingRow(drafts=request, num_fed=1, most=len(answer) - at - 1)]
+        (draft,) = propose(rows)
         drafted: list[int] = draft.tokens.tolist() if draft is not None else []
         taken = next((i for i, token in enumerate(drafted) if token != answer[at + i]), len(drafted)) + 1
         if draft is not None:
             first = at if first is None else first
         cost += drafts.costs.relative_of(1 + len(drafted), 0.01)
-        request.note(draft, num_fed=1, num_tokens=taken, seconds=0.01)
+        note(rows, [draft], [taken], seconds=0.01)
         request.accept(answer[at : at + taken])
         at += taken
     request.end()
@@ -241,11 +243,12 @@ def test_a_draft_answers_for_the_next_pass_which_was_not_run_ahead_for_it() -> N
     drafts = Drafts(rewinds=True)
     drafts.costs = AsMeasured()
     request = drafts.start(as_tokens(range(10, 60)), namespace="")
+    rows = [DecodingRow(drafts=request, num_fed=1, most=8)]
     draft, account = Draft(as_tokens([7]), DraftSource.ANSWER, 2), drafts.accounts[DraftSource.ANSWER]
-    request.note(draft, num_fed=1, num_tokens=2, seconds=0.01)
+    note(rows, [draft], [2], seconds=0.01)
     assert account.balance == pytest.approx(1)
     for balance in (-1, -1):
-        request.note(None, num_fed=1, num_tokens=1, seconds=0.03)
+        note(rows, [None], [1], seconds=0.03)
         assert account.balance == pytest.approx(balance)
 
 

@@ -1,5 +1,7 @@
 """Drafts of a request: from its own answer, from what was said in its namespace, from what its client predicts."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 
@@ -13,8 +15,8 @@ from reprise.drafts.drafter import (
     Drafts,
     EarlierTexts,
     RequestDrafts,
-    note_together,
-    propose_together,
+    note,
+    propose,
 )
 from reprise.drafts.history import Continuation, TextEnd, TokenHistory
 
@@ -58,8 +60,12 @@ def begin(
     return request
 
 
+def alone(request: RequestDrafts, *, most: int = 31, forced: Sequence[int] = ()) -> list[DecodingRow]:
+    return [DecodingRow(drafts=request, num_fed=1, most=most, forced=lambda: forced)]
+
+
 def proposed(request: RequestDrafts, *, most: int = 31) -> tuple[list[int], DraftSource | None]:
-    draft = request.propose(num_fed=1, most=most)
+    (draft,) = propose(alone(request, most=most))
     return ([], None) if draft is None else (draft.tokens.tolist(), draft.source)
 
 
@@ -290,10 +296,10 @@ def test_drafts_that_are_wrong_are_no_longer_made() -> None:
     tries = 0
     for at in range(100, 4900, 10):
         request.accept(file[at : at + 8])
-        draft = request.propose(num_fed=1, most=31)
+        draft = propose(alone(request))[0]
         if draft is not None:
             tries += 1
-            request.note(draft, num_fed=1, num_tokens=1, seconds=0.015)
+            note(alone(request), [draft], [1], seconds=0.015)
     assert 0 < tries < 5
 
 
@@ -309,8 +315,8 @@ def test_what_is_not_worth_a_pass_is_learnt_from_all_the_same() -> None:
         request = begin(drafts, file)
         for at in range(100, 1000, 10):
             request.accept([0, *file[at : at + 3]])
-            request.propose(num_fed=1, most=1)
-            request.note(None, num_fed=1, num_tokens=1, seconds=0.01)
+            propose(alone(request, most=1))[0]
+            note(alone(request), [None], [1], seconds=0.01)
             request.accept([file[at + 3] if follows else 1])
         return drafts.rates.of(DraftSource.HISTORY, 3)
 
@@ -325,10 +331,10 @@ def test_what_a_grammar_forces_is_drafted_unless_more_is_known_that_begins_with_
     other = begin(drafts, [1, 2, 3, 4, 50, 51, 52, 53, 77, *words(10)])
     other.end()
     request = begin(drafts, [*words(20), 1, 2, 3, 4])
-    known = request.propose(num_fed=1, most=4, forced=[50, 51])
+    known = propose(alone(request, most=4, forced=[50, 51]))[0]
     assert known is not None and (known.tokens.tolist(), known.source) == ([50, 51, 52, 53], DraftSource.HISTORY)
     for forced in ((50, 60), [60, 61, 62], [50, 51, 52, 53, 77, 80]):
-        draft = request.propose(num_fed=1, most=6, forced=forced)
+        draft = propose(alone(request, most=6, forced=forced))[0]
         assert draft is not None and draft.source == DraftSource.GRAMMAR
         assert draft.tokens.tolist() == list(forced)
 
@@ -345,16 +351,16 @@ def test_an_answer_that_repeats_nothing_is_seldom_looked_up_until_it_repeats_som
         assert proposed(request) == ([], None)
     assert 60 <= history.num_lookups <= 80
     at = 100
-    while (draft := request.propose(num_fed=1, most=31)) is None:
+    while (draft := propose(alone(request))[0]) is None:
         request.accept([file[at]])
         at += 1
     assert at <= 105, at
     request.accept([*draft.tokens.tolist(), 0])
-    request.note(draft, num_fed=1, num_tokens=32, seconds=0.01)
+    note(alone(request), [draft], [32], seconds=0.01)
     history.num_lookups = 0
     for token in last:
         request.accept([token])
-        request.propose(num_fed=1, most=31)
+        propose(alone(request))[0]
     assert history.num_lookups == 8
 
 
@@ -363,8 +369,8 @@ def step(request: RequestDrafts) -> Draft | None:
     if request.is_idle:
         request.skip()
         return None
-    draft = request.propose(num_fed=1, most=31)
-    request.note(draft, num_fed=1, num_tokens=1 if draft is None else 1 + len(draft.tokens), seconds=0.01)
+    draft = propose(alone(request))[0]
+    note(alone(request), [draft], [1 if draft is None else 1 + len(draft.tokens)], seconds=0.01)
     return draft
 
 
@@ -435,10 +441,10 @@ def test_what_is_computed_in_vain_may_lose_a_few_passes_and_then_a_small_share()
         if request.is_idle:
             request.skip()
         else:
-            draft = request.propose(num_fed=1, most=3)
+            draft = propose(alone(request, most=3))[0]
             # However often it is tried again, each time in the hope of a pass that costs nothing more.
             drafts.rates.fade(DraftSource.HEAD, 0, num=1000)
-            request.note(draft, num_fed=1, num_tokens=1, seconds=0.01 if draft is None else 0.015)
+            note(alone(request), [draft], [1], seconds=0.01 if draft is None else 0.015)
             lost += 0.5 if draft is not None else 0
         request.accept([token])
     assert 6 <= lost <= 6 + 0.005 * 2000 + 1
@@ -458,7 +464,7 @@ def test_looking_up_in_vain_takes_a_small_share_of_the_time(search_s: float, mos
             assert proposed(request) == ([], None)
             looked_s = search_s * (history.num_lookups - before)
             taken_s += min(looked_s, 0.001)
-            request.note(None, num_fed=1, num_tokens=1, seconds=0.01, search_s=looked_s)
+            note(alone(request), [None], [1], seconds=0.01, search_s=looked_s)
             request.accept([token])
     assert taken_s / 40.0 <= most, taken_s / 40.0
     assert history.num_lookups == 4000 or search_s > 0.0001
@@ -502,9 +508,9 @@ def test_what_is_told_is_what_was_verified() -> None:
     read_all(request := drafts.start(as_tokens(prompt), namespace=""), prompt)
     told = drafts.status()
     request.accept(prompt[20:28])
-    draft = request.propose(num_fed=1, most=8)
+    draft = propose(alone(request, most=8))[0]
     assert draft is not None and drafts.status() is told
-    request.note(draft, num_fed=1, num_tokens=3, seconds=0.01)
+    note(alone(request), [draft], [3], seconds=0.01)
     assert sum(drafts.status().num_accepted.values()) == 2
     assert sum(drafts.status().num_drafted.values()) == len(draft.tokens)
 
@@ -525,9 +531,9 @@ def rows_of(drafts: Drafts, *, cost: float = 1.0, num_fed: tuple[int, int] = (1,
 
 def test_what_a_pass_over_several_costs_more_is_paid_by_those_that_had_a_draft() -> None:
     rows = rows_of(free_drafts())
-    made = propose_together(rows, most=32)
+    made = propose(rows, most=32)
     assert [draft is not None for draft in made] == [True, False]
-    note_together(rows, made, [1, 1], seconds=0.02)
+    note(rows, made, [1, 1], seconds=0.02)
     # Twice as long as a single step of both, for one of them.
     assert [row.drafts.saved_s for row in rows] == pytest.approx([-0.02, 0])
 
@@ -538,7 +544,7 @@ def test_two_passes_of_a_step_together_are_no_cost_of_one() -> None:
     costs = drafts.group(2).costs
     before = costs.relative(3)
     for seconds in (1.0, 1.0, 1.0, 1.0):
-        note_together(rows, [None, None], [1, 1], seconds=seconds)
+        note(rows, [None, None], [1, 1], seconds=seconds)
     for _ in range(4):
         costs.note(1, 0.01)
     assert costs.relative(3) == before
@@ -553,7 +559,7 @@ def test_what_is_never_worth_a_pass_together_is_seldom_looked_up() -> None:
     repeating.accept(file[10:18])
     rows[0] = DecodingRow(drafts=repeating, num_fed=1, most=31)
     for token in file[18:218]:
-        assert propose_together(rows, most=32) == [None, None]
+        assert propose(rows, most=32) == [None, None]
         repeating.accept([token])
         rows[1].drafts.accept(words(1))
     assert history.num_lookups <= 2 * 80

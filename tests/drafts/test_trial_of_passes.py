@@ -13,7 +13,7 @@ import pytest
 from reprise.core.settings import Settings
 from reprise.core.tokens import Tokens
 from reprise.drafts.benefit import TRIED_SIZES, PassCosts
-from reprise.drafts.drafter import Drafts
+from reprise.drafts.drafter import DecodingRow, Drafts, propose
 from reprise.engine.running.pass_trial import NEAR_TIE, PassTrial, are_same
 from reprise.engine.running.runner import Runner
 from reprise.loop.draft_trial import DraftTrial
@@ -212,7 +212,7 @@ def test_until_the_trial_is_over_nothing_is_drafted_or_held_back() -> None:
     request = drafts.start(np.arange(20, dtype=np.int32), namespace="")
     for _ in range(4):
         drafts.costs.note(1, 0.01)
-    assert request.propose(num_fed=1, most=8, forced=(1, 2, 3)) is None
+    assert propose([DecodingRow(drafts=request, num_fed=1, most=8, forced=lambda: (1, 2, 3))]) == [None]
     assert not request.holds_back
 
 

@@ -5,6 +5,7 @@ import pytest
 from reprise.core.backend import DraftSource
 from reprise.core.sizes import Bytes
 from reprise.core.tokens import as_tokens
+from reprise.drafts.drafter import DecodingRow, propose
 from reprise.loop.worker import Worker
 from tests.loop.driving import PATIENCE_S, DrivenEngine
 from tests.loop.restarts import Restarts, words
@@ -47,7 +48,7 @@ def test_another_chat_drafts_from_what_was_said_before_a_restart(start: Restarts
         request = worker.drafts.start(prompt, namespace="")
         while request.num_read < len(prompt):
             request.read_prompt(len(prompt))
-        draft = request.propose(num_fed=1, most=31)
+        (draft,) = propose([DecodingRow(drafts=request, num_fed=1, most=31)])
         return draft.tokens.tolist() if draft is not None else []
 
     assert second.ask(proposed) == said[8:39]

@@ -218,10 +218,17 @@ class Drafts:
         return RequestDrafts(self, prompt, namespace, prediction, computed)
 
     def group(self, num: int) -> GroupPasses:
-        """The passes over `num` sequences, more than one."""
+        """The passes over `num` sequences."""
+        if num == 1:
+            return GroupPasses(self.sizes, self.costs)
         if num not in self.groups:
             self.groups[num] = GroupPasses(self._first_sizes, PassCosts())
         return self.groups[num]
+
+    def best_size(self, lines: Sequence[DraftedLine], most: int, *, step: float = 0.0) -> int:
+        """See `reprise.drafts.benefit.best_size`."""
+        passes = self.group(len(lines))
+        return best_size(lines, passes.costs, rewinds=self.rewinds, sizes=passes.sizes, most=most, step=step)
 
     def clear(self, namespace: str | None = None) -> None:
         """Drop the history of a namespace, or of all."""
@@ -323,7 +330,7 @@ class RequestDrafts:
         """What was found and is not verified: whether its first token is right is seen all the same."""
         self._shadow: _Shadow | None = None
         """What would have been verified if its source did not rest."""
-        self._broken: DraftAccount | None = None
+        self.broken: DraftAccount | None = None
         """Whose draft the last pass verified: the next one was not run ahead for it."""
         self.shared = drafts
         self._prompt = prompt
@@ -345,8 +352,8 @@ class RequestDrafts:
         """Steps in which nothing is looked for."""
         self._computes_from = 0
         """Behind so many answer tokens drafts are computed: before, none would have been worth a pass."""
-        self._has_looked = False
-        """Whether this step has looked something up."""
+        self.has_looked = False
+        """Whether something was looked up since the last pass that was noted."""
         self._trail: Trail | None = None
         """The text that the answer was last found in."""
         self._num_followed = 0
@@ -401,97 +408,71 @@ class RequestDrafts:
         self._num_in_vain += 1
         self.holds_back = False
 
-    def propose(self, *, num_fed: int, most: int, forced: Sequence[int] = (), is_chosen: bool = False) -> Draft | None:
-        """A draft of at most `most` tokens, or None if none is worth a pass.
+    def find(self, most: int, forced: Sequence[int]) -> Draft | None:
+        """What may continue the answer, at most `most` tokens, whether or not it is worth a pass. See `propose`."""
+        self._untried = self._find(most, forced)
+        return self._untried
 
-        `num_fed`: tokens that the pass takes anyway. `forced`: the next tokens if a grammar allows only these.
-        `is_chosen`: a pass was run ahead, so this step verifies nothing, and nothing is computed for it.
-        """
-        # Until it is known which passes may verify, none is held back for them.
-        may_draft = len(self.shared.sizes) > 1
-        self.holds_back = may_draft and self.shared.costs.wants_single
-        if not may_draft or self.holds_back or most < 1:
-            return None
-        draft = self._untried = self._find(most, forced)
-        if draft is not None:
-            draft = self._cut(draft, num_fed)
-            if draft is not None and not self._rests(draft, num_fed):
-                return draft
+    def note_in_vain(self) -> None:
+        """Nothing that was found is verified in this step."""
         self._num_in_vain += 1
-        if self._computed is not None and len(self._answer) >= self._computes_from:
-            num = self._num_computed(self._computed, num_fed, most)
+
+    def rests(self, draft: Draft, size: int) -> bool:
+        """Whether its source has lost too much lately: then it is only seen whether the draft is right.
+
+        `size`: of the pass that would verify it, in tokens.
+        """
+        if not self.shared.accounts[draft.source].is_overdrawn:
+            return False
+        if self._shadow is None:
+            self._shadow = _Shadow(draft, size)
+        return True
+
+    def compute(self, row: DecodingRow, *, is_chosen: bool) -> Draft | None:
+        """A computed draft of this request, which decodes alone, if it is worth a pass; else it may be idle a while."""
+        computed = self._computed
+        if computed is not None and row.most > 0 and len(self._answer) >= self._computes_from:
+            num = self._num_computed(computed, row)
             if num > 0:
                 self.holds_back = is_chosen
-                return None if is_chosen else self._computed.draft(num)
+                return None if is_chosen else computed.draft(num)
             self._computes_from = len(self._answer) + _SELDOM
         if self.num_read >= len(self._prompt):
             self._num_idle = -self._num_in_vain % self._patience
         return None
 
-    def _cut(self, draft: Draft, num_fed: int) -> Draft | None:
-        """What of a draft is worth a pass over this sequence alone."""
-        num = self._best_num(_line(self.shared.rates, num_fed, draft))
-        return replace(draft, tokens=draft.tokens[:num]) if num > 0 else None
-
-    def _best_num(self, line: DraftedLine, *, step: float = 0.0) -> int:
-        """How many tokens of a draft are worth a pass over this sequence alone."""
-        drafts, most = self.shared, line.num_fed + line.available
-        size = best_size([line], drafts.costs, rewinds=drafts.rewinds, sizes=drafts.sizes, most=most, step=step)
-        return max(0, size - line.num_fed)
-
-    def _rests(self, draft: Draft, num_fed: int) -> bool:
-        """Whether its source has lost too much lately: then it is only seen whether it is right."""
-        if not self.shared.accounts[draft.source].is_overdrawn:
-            return False
-        if self._shadow is None:
-            self._shadow = _Shadow(draft, num_fed)
-        return True
-
-    def _num_computed(self, computed: ComputedDrafts, num_fed: int, most: int) -> int:
+    def _num_computed(self, computed: ComputedDrafts, row: DecodingRow) -> int:
         """How many tokens of a computed draft are worth a pass."""
         drafts = self.shared
         if drafts.accounts[computed.source].is_overdrawn or not computed.is_ready:
             return 0
-        line = DraftedLine(num_fed, most, drafts.rates.of(computed.source, computed.match))
-        num = self._best_num(line, step=computed.step_s / drafts.costs.one_s)
-        if num == 0:
+        line = DraftedLine(row.num_fed, row.most, drafts.rates.of(computed.source, computed.match))
+        num = (
+            drafts.best_size([line], line.num_fed + row.most, step=computed.step_s / drafts.costs.one_s) - line.num_fed
+        )
+        if num <= 0:
             # Nothing is learnt of a draft that is not computed, so one is tried again in time.
             drafts.rates.fade(computed.source, computed.match, num=_SELDOM)
         return num
 
-    def note(
-        self, draft: Draft | None, *, num_fed: int, num_tokens: int, seconds: float, search_s: float = 0.0
-    ) -> None:
-        """Record a pass over this sequence alone that yielded `num_tokens`: the accepted draft tokens and one more.
+    def note(self, draft: Draft | None, *, num_tokens: int, cost: float, expected: float, one_s: float) -> None:
+        """Record a pass that yielded `num_tokens` of this request: the accepted draft tokens and one more.
 
-        `num_fed`: tokens that the pass took besides the draft. `search_s`: what looking for a draft took before it.
+        `cost` and `expected`: of the pass, and as it was estimated, as multiples of one over a single token, which
+        takes `one_s`.
         """
-        drafts, costs = self.shared, self.shared.costs
-        if self._has_looked:
-            self._has_looked = False
-            drafts.note_search(search_s, costs)
-        size = num_fed + (len(draft.tokens) if draft is not None else 0)
-        costs.note(size, seconds)
-        broken, self._broken = self._broken, None
+        broken, self.broken = self.broken, None
         if draft is None:
-            if broken is not None and costs.is_known:
-                broken.add(min(0.0, costs.relative(size) - costs.relative_of(size, seconds)))
+            if broken is not None:
+                broken.add(min(0.0, expected - cost))
             return
-        self._broken = drafts.accounts[draft.source]
-        self._broken.note_verified(
-            num_tokens,
-            cost=costs.relative_of(size, seconds),
-            expected=costs.relative(size),
-            step=draft.seconds / costs.one_s,
-        )
-        self._count(draft, num_tokens, saved_s=num_tokens * costs.one_s - seconds - draft.seconds)
-
-    def _count(self, draft: Draft, num_tokens: int, *, saved_s: float) -> None:
-        """A pass has verified this draft and yielded `num_tokens`."""
         drafts, accepted = self.shared, num_tokens - 1
         self._untried = None
+        self.broken = drafts.accounts[draft.source]
+        self.broken.note_verified(num_tokens, cost=cost, expected=expected, step=draft.seconds / one_s)
         if self._computed is None or draft.source is not self._computed.source:
             self._num_in_vain = 0 if accepted > 0 else self._num_in_vain + 1
+        saved_s = (num_tokens - cost) * one_s - draft.seconds
         self.saved_s += saved_s
         self._learn(draft, accepted=accepted, drafted=len(draft.tokens))
         self.num_drafted[draft.source] += len(draft.tokens)
@@ -501,30 +482,6 @@ class RequestDrafts:
     def _learn(self, draft: Draft, *, accepted: int, drafted: int) -> None:
         rates = self.shared.rates
         rates.note(draft.source, draft.match, accepted=accepted, drafted=drafted, is_resumed=draft.is_resumed)
-
-    def candidate(self, *, num_fed: int, most: int, forced: Sequence[int]) -> Draft | None:
-        """A draft of at most `most` tokens to be verified beside those of other requests; see `propose_together`."""
-        draft = self._untried = self._find(most, forced) if most > 0 else None
-        if draft is None or self._rests(draft, num_fed):
-            self._num_in_vain += 1
-            return None
-        return draft
-
-    def drop(self) -> None:
-        """The candidate is not verified."""
-        self._num_in_vain += 1
-
-    def note_beside(self, draft: Draft | None, *, num_tokens: int, cost: float, expected: float, one_s: float) -> None:
-        """Record a pass over several sequences that yielded `num_tokens` of this one.
-
-        `cost` and `expected`: of the pass, and as it was estimated, as multiples of one over a single token of each;
-        what it cost more is shared by those that had a draft. `one_s`: seconds of that one.
-        """
-        self._broken = None
-        if draft is not None:
-            account = self.shared.accounts[draft.source]
-            account.note_verified(num_tokens, cost=cost, expected=expected, step=0.0)
-            self._count(draft, num_tokens, saved_s=(num_tokens - cost) * one_s)
 
     def _find(self, most: int, forced: Sequence[int]) -> Draft | None:
         found = self._look_up(most) if self._num_in_vain % self._patience == 0 else None
@@ -543,7 +500,7 @@ class RequestDrafts:
         return next((each for num, each in _PATIENCE if self._num_in_vain >= num), 1)
 
     def _look_up(self, most: int) -> Draft | None:
-        self._has_looked = True
+        self.has_looked = True
         self._read_answer()
         end = self._answer[-LONGEST_MATCH:]
         tail = TextEnd(end if len(end) == LONGEST_MATCH else [*self._prompt_end, *end])
@@ -596,7 +553,7 @@ class RequestDrafts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodingRow:
-    """A request that decodes in one pass with others."""
+    """A request that decodes, alone or in one pass with others."""
 
     drafts: RequestDrafts
     num_fed: int
@@ -607,33 +564,36 @@ class DecodingRow:
     """The next tokens if a grammar allows only these; asked for where a draft may be verified."""
 
 
-def propose_together(rows: Sequence[DecodingRow], *, most: int) -> list[Draft | None]:
-    """A draft of each of several requests that decode in one pass, so that this pays; None where one has none.
+def propose(rows: Sequence[DecodingRow], *, most: int | None = None, is_chosen: bool = False) -> list[Draft | None]:
+    """A draft of each of these requests, which decode in one pass, so that this pays; None where one has none.
 
-    Looked up in text or forced by a grammar: what computes drafts works on one sequence. `most`: tokens of each row in
-    the longest pass that fits.
+    Looked up in text or forced by a grammar; of a single request it may be computed. `most`: tokens of each row in the
+    longest pass that fits. `is_chosen`: a pass was run ahead, so this step verifies nothing, and nothing is computed
+    for it.
     """
     drafts = rows[0].drafts.shared
     passes = drafts.group(len(rows))
-    costs = passes.costs
+    # Until it is known which passes may verify, none is held back for them.
     may_draft = len(passes.sizes) > 1
+    holds_back = may_draft and passes.costs.wants_single
+    made: list[Draft | None] = [None] * len(rows)
     for row in rows:
-        # Passes over one token are measured as they are without one that was run ahead.
-        row.drafts.holds_back = may_draft and costs.wants_single
-    nothing: list[Draft | None] = [None] * len(rows)
-    if not may_draft or costs.wants_single or not costs.is_known:
-        return nothing
-    found = [row.drafts.candidate(num_fed=row.num_fed, most=row.most, forced=row.forced()) for row in rows]
+        row.drafts.holds_back = holds_back
+    if not may_draft or holds_back:
+        return made
+    found = [row.drafts.find(row.most, row.forced()) if row.most > 0 else None for row in rows]
     lines = [_line(drafts.rates, row.num_fed, draft) for row, draft in zip(rows, found, strict=True)]
-    size = best_size(lines, costs, rewinds=drafts.rewinds, sizes=passes.sizes, most=most)
+    size = drafts.best_size(lines, max(row.num_fed + row.most for row in rows) if most is None else most)
     for at, (row, line, draft) in enumerate(zip(rows, lines, found, strict=True)):
-        if draft is None:
-            continue
         num = line.num_drafted(size) if size > 0 else 0
-        found[at] = replace(draft, tokens=draft.tokens[:num]) if num > 0 else None
-        if num == 0:
-            row.drafts.drop()
-    return found
+        if draft is not None and num > 0:
+            cut = replace(draft, tokens=draft.tokens[:num])
+            made[at] = None if row.drafts.rests(cut, row.num_fed + num) else cut
+        if made[at] is None:
+            row.drafts.note_in_vain()
+    if len(rows) == 1 and made[0] is None:
+        made[0] = rows[0].drafts.compute(rows[0], is_chosen=is_chosen)
+    return made
 
 
 def _line(rates: AcceptanceRates, num_fed: int, draft: Draft | None) -> DraftedLine:
@@ -643,7 +603,7 @@ def _line(rates: AcceptanceRates, num_fed: int, draft: Draft | None) -> DraftedL
     return DraftedLine(num_fed, len(draft.tokens), rate)
 
 
-def note_together(
+def note(
     rows: Sequence[DecodingRow],
     made: Sequence[Draft | None],
     num_tokens: Sequence[int],
@@ -653,19 +613,25 @@ def note_together(
 ) -> None:
     """Record a pass over these requests that took `seconds` and yielded `num_tokens` of each.
 
-    `search_s`: what looking for drafts took before it.
+    What it cost more than one over a token of each is shared by those that had a draft; what the next one costs more,
+    which was not run ahead for it, too. `search_s`: what looking for drafts took before it.
     """
     drafts = rows[0].drafts.shared
     costs = drafts.group(len(rows)).costs
-    drafts.note_search(search_s, costs)
+    looked = [row.drafts for row in rows if row.drafts.has_looked]
+    for each in looked:
+        each.has_looked = False
+    if looked:
+        drafts.note_search(search_s, costs)
     size = max(row.num_fed + (0 if draft is None else len(draft.tokens)) for row, draft in zip(rows, made, strict=True))
-    num_drafted = sum(draft is not None for draft in made)
-    if num_drafted == 0 and size > 1:
+    num_paying = sum(draft is not None for draft in made)
+    if len(rows) > 1 and num_paying == 0 and size > 1:
         return  # Two passes: one for what was still to be fed.
     costs.note(size, seconds)
     if not costs.is_known:
         return
-    share = len(rows) / max(1, num_drafted)
+    num_paying = num_paying or sum(row.drafts.broken is not None for row in rows)
+    share = len(rows) / max(1, num_paying)
     cost, expected = (1 + (each - 1) * share for each in (costs.relative_of(size, seconds), costs.relative(size)))
     for row, draft, num in zip(rows, made, num_tokens, strict=True):
-        row.drafts.note_beside(draft, num_tokens=num, cost=cost, expected=expected, one_s=costs.one_s)
+        row.drafts.note(draft, num_tokens=num, cost=cost, expected=expected, one_s=costs.one_s)

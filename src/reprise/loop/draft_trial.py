@@ -124,12 +124,9 @@ class DraftTrial:
         return self._end(trial) if trial.is_over or self._spent_s > _MOST_S else False
 
     def _note(self, num_rows: int, num_tokens: int, seconds: float) -> None:
-        drafts = self._drafts
-        if num_rows == 1:
-            drafts.costs.note(num_tokens, seconds)
-        else:
-            group = drafts.groups.setdefault(num_rows, GroupPasses((1,), PassCosts(TRIED_SIZES)))
-            group.costs.note(num_tokens, seconds)
+        if num_rows > 1:
+            self._drafts.groups.setdefault(num_rows, GroupPasses((1,), PassCosts(TRIED_SIZES)))
+        self._drafts.group(num_rows).costs.note(num_tokens, seconds)
 
     @property
     def _may_run(self) -> bool:

@@ -11,7 +11,7 @@ from reprise.core.clock import Clock
 from reprise.core.pass_price import PassReading
 from reprise.core.tokens import as_tokens
 from reprise.drafts.benefit import PASS_SIZES
-from reprise.drafts.drafter import DecodingRow, Draft, note_together, propose_together
+from reprise.drafts.drafter import DecodingRow, Draft, note, propose
 from reprise.engine import memory as device_memory
 from reprise.engine.running.live_sequence import LiveSequence
 from reprise.engine.running.pass_dimensions import price_by_dimensions
@@ -115,12 +115,7 @@ class Executor:
         if len(rows) > len(taken):
             return
         made = [draft if result.num_drafted > 0 else None for draft, result in zip(made, taken, strict=True)]
-        nums = [len(result.sampled) for result in taken]
-        if len(rows) > 1:
-            note_together(rows, made, nums, seconds=seconds, search_s=search_s)
-            return
-        (row,), num_fed = rows, taken[0].num_fed
-        row.drafts.note(made[0], num_fed=num_fed, num_tokens=nums[0], seconds=seconds, search_s=search_s)
+        note(rows, made, [len(result.sampled) for result in taken], seconds=seconds, search_s=search_s)
 
     def _may_draft(self, group: Sequence[RunningRequest]) -> bool:
         """Whether drafts are looked for in this step: where they bring nothing, most steps cost nothing."""
@@ -148,12 +143,8 @@ class Executor:
             row.drafts.holds_back = False
         if not is_alone:
             return nothing
-        if len(rows) == 1:
-            (row,), is_chosen = rows, lives[0].rows.ahead is not None
-            made = [row.drafts.propose(num_fed=row.num_fed, most=row.most, forced=row.forced(), is_chosen=is_chosen)]
-        else:
-            rooms = [PASS_SIZES[-1] if self._context is None else self._context - live.position for live in lives]
-            made = propose_together(rows, most=min(rooms))
+        room = min(PASS_SIZES[-1] if self._context is None else self._context - live.position for live in lives)
+        made = propose(rows, most=room, is_chosen=len(rows) == 1 and lives[0].rows.ahead is not None)
         if not any(made):
             return nothing
         nbytes = self.price_to_decode(lives, made)

@@ -70,8 +70,6 @@ class TokenResult:
     live: LiveSequence
     sampled: tuple[Sampled, ...]
     reason: FinishReason | None
-    num_fed: int = 1
-    """Tokens of this sequence that were fed, not counting a draft."""
     num_drafted: int = 0
 
 
@@ -362,10 +360,10 @@ class Runner:
         rows = self._gather(lives)
         members = [owner for owner in rows.owners if isinstance(owner, LiveSequence)]
         samplers = [live.ready for live in members]
-        choices, num_fed = rows.take_ahead(), 1
+        choices = rows.take_ahead()
         if choices is None:
             fed = np.array([[*live.unfed, live.pending] for live in members], dtype=np.int32)
-            logits, num_fed = self._feed(rows, fed), fed.shape[1]
+            logits = self._feed(rows, fed)
             choices = sample_batch(samplers, logits[:, -1, :])
             for row, live in enumerate(members):
                 live.unfed, live.unfed_hidden = (), None
@@ -387,7 +385,7 @@ class Runner:
             )
             assert rows.ahead is not None
             mx.async_eval(rows.ahead.choices.arrays(), rows.arrays())
-        results = _results(members, choices, num_fed=num_fed)
+        results = _results(members, choices)
         if any(
             isinstance(result, TokenFailure) or result.reason is not None or _is_forced(result) for result in results
         ):
@@ -435,7 +433,7 @@ class Runner:
                 kept = None if hidden is None else hidden[row : row + 1, :num_right]
                 live.unfed_hidden = None if kept is None else mx.contiguous(kept)
             live.pending = taken[-1].token
-            results.append(TokenResult(live, tuple(taken), reason, num_fed=len(known), num_drafted=len(draft)))
+            results.append(TokenResult(live, tuple(taken), reason, num_drafted=len(draft)))
         self._undo(rows, undone)
         return results
 
@@ -550,9 +548,7 @@ class Runner:
         return base
 
 
-def _results(
-    lives: Sequence[LiveSequence], choices: SampledBatch, *, num_fed: int = 1
-) -> list[TokenResult | TokenFailure]:
+def _results(lives: Sequence[LiveSequence], choices: SampledBatch) -> list[TokenResult | TokenFailure]:
     """Give each sequence its token, which is fed next."""
     results: list[TokenResult | TokenFailure] = []
     for live, taken in zip(lives, accept([live.ready for live in lives], choices), strict=True):
@@ -561,7 +557,7 @@ def _results(
             continue
         sampled, reason = taken
         live.pending = sampled.token
-        results.append(TokenResult(live, (sampled,), reason, num_fed=num_fed))
+        results.append(TokenResult(live, (sampled,), reason))
     return results
 
 
