@@ -9,7 +9,8 @@ others are companions (`--draft-model`) in its place: `same` is the model itself
 other weights and is of no use. All sides look earlier text up, too; `looked up` is that alone.
 
 With `--measure` nothing is fixed: the head, one with random weights, look-ups alone and no drafts at all answer the
-same turns, one behind the other, in another order each time, once the trials behind `--drafts auto` are over. What is
+same turns, one behind the other, in another order each time, once the trials behind `--drafts auto` are over. `again`
+has no drafts either: by as much as it differs from `without`, engines of one process differ anyhow. What is
 compared is all the time that the answers took from their first tokens to their last, by the clock and of processors
 (which other programs disturb less, and of which a pass over several tokens takes more threads), and by the clock to
 their end, when they are stored. The interval is a bootstrap over the turns.
@@ -302,6 +303,7 @@ def speed_interval(plain: Sequence[float], other: Sequence[float]) -> tuple[floa
 def demo_sides(folder: Path) -> dict[str, TimedSide]:
     return {
         "without": TimedSide(DEMO, drafts="off"),
+        "again": TimedSide(DEMO, drafts="off"),
         "looked up": TimedSide(DEMO, drafts="auto", mtp="off"),
         "head": TimedSide(DEMO, drafts="auto", mtp=str(HEAD)),
         "random": TimedSide(DEMO, drafts="auto", mtp=str(random_head(folder / "random"))),
@@ -312,6 +314,7 @@ def random_sides(folder: Path, hidden: int) -> dict[str, TimedSide]:
     model = random_model(folder, hidden)
     return {
         "without": TimedSide(model, drafts="off"),
+        "again": TimedSide(model, drafts="off"),
         "looked up": TimedSide(model, drafts="auto", mtp="off"),
         "random": TimedSide(model, drafts="auto", mtp="auto"),
     }

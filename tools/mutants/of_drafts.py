@@ -171,10 +171,10 @@ DRAFTS_MUTANTS = (
         _DRAFTER,
     ),
     _mutant(
-        "RequestDrafts.compute",
+        "RequestDrafts._num_computed",
         "what is not worth computing is asked for in each step",
-        "len(self._answer) + _SELDOM",
-        "len(self._answer)",
+        "drafts.num_answered < rest.until",
+        "False",
         _DRAFTER,
     ),
     _mutant(

@@ -411,7 +411,8 @@ def best_size(
     least = max(line.num_fed for line in lines)
     best, speed = 0, _MARGIN * len(lines) / _cost_without(least, len(lines), costs)
     longest = min(most, max(line.num_fed + line.available for line in lines))
-    for size in {min(size, longest) for size in sizes if size <= costs.largest}:
+    largest = costs.largest
+    for size in {min(size, longest) for size in sizes if size <= largest}:
         drafted = [line.num_drafted(size) for line in lines]
         if size < least or not any(drafted):
             continue

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -38,6 +38,8 @@ _SELDOM = 16
 _PATIENCE = ((256, _SELDOM), (32, 4))
 """Pairs: after this many fruitless steps in a row, only one step in that many looks up, until one succeeds: text that
 repeats nothing is not slowed down, and text that begins to repeat is found a few tokens later."""
+_LONGEST_REST = 256
+"""The most answered tokens between two questions whether drafts are worth computing, while they are not."""
 _DEAREST_SEARCH = 0.1
 """The most that a look-up counts, in passes over one token: one that took longer was held up by something else."""
 EARLIER_TOKENS = 1 << 17
@@ -88,6 +90,16 @@ class ComputedDrafts(Protocol):
     def draft(self, num: int) -> Draft | None:
         """Up to `num` tokens that may follow."""
         ...
+
+
+@dataclass(slots=True)
+class ComputingRest:
+    """How long it is not asked whether drafts are worth computing: that follows from the device more than the text."""
+
+    until: int = 0
+    """Tokens of answers."""
+    length: int = _SELDOM
+    """Of the next rest, in such tokens: twice that of the last one while they are not, up to `_LONGEST_REST`."""
 
 
 @dataclass(slots=True)
@@ -192,8 +204,12 @@ class Drafts:
         """Look-ups share one, whatever text they found."""
         self.searches = DraftAccount()
         """What look-ups took themselves, and the tokens that they brought."""
-        self._num_answered = 0
-        """Tokens of answers that the accounts do not know of yet."""
+        self.num_answered = 0
+        """Tokens of answers so far."""
+        self._num_noted = 0
+        """Those that the accounts know of."""
+        self.rests: defaultdict[tuple[DraftSource, int], ComputingRest] = defaultdict(ComputingRest)
+        """Of what computes drafts, by what acceptance is learnt by."""
         self._each_account = (*{id(account): account for account in self.accounts.values()}.values(), self.searches)
         self._namespaces: OrderedDict[str, _Namespace] = OrderedDict()
         self._status: DraftStatus | None = None
@@ -254,11 +270,11 @@ class Drafts:
 
     def note_answered(self, num_tokens: int) -> None:
         """`num_tokens` of answers were decoded."""
-        self._num_answered += num_tokens
-        if self._num_answered >= _SELDOM:
+        self.num_answered += num_tokens
+        if self.num_answered - self._num_noted >= _SELDOM:
             for account in self._each_account:
-                account.note_answered(self._num_answered)
-            self._num_answered = 0
+                account.note_answered(self.num_answered - self._num_noted)
+            self._num_noted = self.num_answered
 
     def note_search(self, seconds: float, costs: PassCosts) -> None:
         """Looking for drafts took so long before a pass of these: on a fast device that is a part of a pass."""
@@ -346,12 +362,10 @@ class RequestDrafts:
         self._own.append(prompt[-_OVERLAP:])
         self._num_own = 0
         """Answer tokens added to `_own` so far."""
-        self._num_in_vain = 0
-        """Fruitless look-ups in a row."""
+        self._num_in_vain = 1 if drafts.searches.is_overdrawn else 0
+        """Fruitless steps in a row. Where look-ups have cost too much lately, an answer does not begin with one."""
         self._num_idle = 0
         """Steps in which nothing is looked for."""
-        self._computes_from = 0
-        """Behind so many answer tokens drafts are computed: before, none would have been worth a pass."""
         self.has_looked = False
         """Whether something was looked up since the last pass that was noted."""
         self._trail: Trail | None = None
@@ -430,30 +444,31 @@ class RequestDrafts:
 
     def compute(self, row: DecodingRow, *, is_chosen: bool) -> Draft | None:
         """A computed draft of this request, which decodes alone, if it is worth a pass; else it may be idle a while."""
-        computed = self._computed
-        if computed is not None and row.most > 0 and len(self._answer) >= self._computes_from:
-            num = self._num_computed(computed, row)
+        if self._computed is not None and row.most > 0:
+            num = self._num_computed(self._computed, row)
             if num > 0:
                 self.holds_back = is_chosen
-                return None if is_chosen else computed.draft(num)
-            self._computes_from = len(self._answer) + _SELDOM
+                return None if is_chosen else self._computed.draft(num)
         if self.num_read >= len(self._prompt):
             self._num_idle = -self._num_in_vain % self._patience
         return None
 
     def _num_computed(self, computed: ComputedDrafts, row: DecodingRow) -> int:
-        """How many tokens of a computed draft are worth a pass."""
+        """How many tokens of a computed draft are worth a pass; 0 also while this is not asked."""
         drafts = self.shared
-        if drafts.accounts[computed.source].is_overdrawn or not computed.is_ready:
+        rest = drafts.rests[computed.source, computed.match]
+        if drafts.num_answered < rest.until or drafts.accounts[computed.source].is_overdrawn or not computed.is_ready:
             return 0
         line = DraftedLine(row.num_fed, row.most, drafts.rates.of(computed.source, computed.match))
-        num = (
-            drafts.best_size([line], line.num_fed + row.most, step=computed.step_s / drafts.costs.one_s) - line.num_fed
-        )
-        if num <= 0:
-            # Nothing is learnt of a draft that is not computed, so one is tried again in time.
-            drafts.rates.fade(computed.source, computed.match, num=_SELDOM)
-        return num
+        step = computed.step_s / drafts.costs.one_s
+        num = drafts.best_size([line], row.num_fed + row.most, step=step) - row.num_fed
+        if num > 0:
+            rest.length = _SELDOM
+            return num
+        # Nothing is learnt of a draft that is not computed, so one is tried again in time.
+        drafts.rates.fade(computed.source, computed.match, num=rest.length)
+        rest.until, rest.length = drafts.num_answered + rest.length, min(2 * rest.length, _LONGEST_REST)
+        return 0
 
     def note(self, draft: Draft | None, *, num_tokens: int, cost: float, expected: float, one_s: float) -> None:
         """Record a pass that yielded `num_tokens` of this request: the accepted draft tokens and one more.
@@ -496,7 +511,7 @@ class RequestDrafts:
     def _patience(self) -> int:
         """Of so many steps only one looks up."""
         if self.shared.searches.is_overdrawn:
-            return _SELDOM
+            return 2 * _SELDOM
         return next((each for num, each in _PATIENCE if self._num_in_vain >= num), 1)
 
     def _look_up(self, most: int) -> Draft | None:

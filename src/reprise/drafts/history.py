@@ -33,6 +33,8 @@ _LARGE = 1 << 14
 """From this length on, a history is copied to one twice as large while tokens are appended, and not at once."""
 _COPIED = 5
 """So many tokens are copied for each one appended, once three quarters are full: four would be just enough."""
+_FEW = 40
+"""Up to so many tokens plain Python is quicker than NumPy, most of all where other work has displaced its code."""
 _GAP = -1
 """Separates pieces of text that do not follow each other, and stands for each placeholder of an image. Token ids are
 never negative."""
@@ -48,19 +50,19 @@ class Continuation:
 
 
 class TextEnd:
-    """The end of a text, to be looked up in several histories. Plain Python: NumPy is slower for so few numbers."""
+    """The end of a text, to be looked up in several histories."""
 
     __slots__ = ("_hashes", "tokens")
 
     def __init__(self, tokens: Sequence[int]) -> None:
         self.tokens = tokens[-LONGEST_MATCH:]
-        self._hashes = _hashes_at_end(self.tokens)
+        self._hashes = _hashes_of_few(self.tokens[-NGRAMS[0] :])
 
     def slots(self, size: int) -> Iterator[tuple[int, int]]:
         """(n, slot in a table of `size` slots) of each n-gram at the end, longest first."""
-        shift = 65 - size.bit_length()
-        for n, value in self._hashes:
-            yield n, ((value * _MULTIPLIER) & _WORD) >> shift
+        for n in NGRAMS:
+            if self._hashes[n]:
+                yield n, _slot(self._hashes[n][-1], size)
 
 
 class TokenHistory:
@@ -154,12 +156,22 @@ class TokenHistory:
         """
         start = max(self.start, first - NGRAMS[0])
         held = self._read(start, self.end)
+        if len(held) <= _FEW:
+            self._note_few(start, first, held.tolist())
+            return
         hashes = _hashes(held)
         for n in NGRAMS:
             # hashes[n][i] is of the tokens [start + i, start + i + n).
             ends = np.arange(start + n, self.end)
             is_new = (ends >= first) & (held[ends - start] != _GAP)
             self._tables[n][_slots(hashes[n][: len(ends)][is_new], len(self._tables[n]))] = ends[is_new]
+
+    def _note_few(self, start: int, first: int, held: Sequence[int]) -> None:
+        hashes = _hashes_of_few(held)
+        for n, table in self._tables.items():
+            for at in range(max(0, first - start - n), len(held) - n):
+                if held[at + n] != _GAP:
+                    table[_slot(hashes[n][at], len(table))] = start + at + n
 
     def _copy(self, num: int) -> TokenHistory:
         """Copy up to `num` more tokens to the larger history, and return that."""
@@ -210,16 +222,17 @@ def _slots(hashes: npt.NDArray[np.uint64], size: int) -> npt.NDArray[np.int64]:
     return ((hashes * np.uint64(_MULTIPLIER)) >> np.uint64(65 - size.bit_length())).astype(np.int64)
 
 
-def _hashes_at_end(tokens: Sequence[int]) -> list[tuple[int, int]]:
-    """(n, hash of the last n tokens), longest first: the same hashes as `_hashes`, without arrays."""
-    level = [(token + 1) & 0xFFFFFFFF for token in tokens[-NGRAMS[0] :]]
-    factor = _MULTIPLIER
-    length = 1
-    found: list[tuple[int, int]] = []
-    while len(level) > 1:
-        # Combine pairs from the end.
-        level = [(a * factor + b) & _WORD for a, b in zip(level[-2::-2], level[-1::-2], strict=False)][::-1]
+def _hashes_of_few(tokens: Sequence[int]) -> dict[int, list[int]]:
+    """The same as `_hashes`, without arrays."""
+    current, factor, length = [(token + 1) & 0xFFFFFFFF for token in tokens], _MULTIPLIER, 1
+    found: dict[int, list[int]] = {}
+    while length < NGRAMS[0]:
+        current = [(a * factor + b) & _WORD for a, b in zip(current, current[length:], strict=False)]
         factor = factor * factor & _WORD
         length *= 2
-        found.append((length, level[-1]))
-    return found[::-1]
+        found[length] = current
+    return found
+
+
+def _slot(value: int, size: int) -> int:
+    return ((value * _MULTIPLIER) & _WORD) >> (65 - size.bit_length())

@@ -140,8 +140,9 @@ class MtpHead(Head):
 class HeadedModel(GuessingModel):
     """A model of mlx-lm and its head. The caches are the model's, then the head's, then the last hidden state."""
 
-    _text: Any
     _body: Any
+    _embed: Any
+    _output: Callable[[mx.array], mx.array]
 
     def __init__(
         self, model: nn.Module, head: Head, *, text_at: str = "", body: str = "model", embedding: str = "embed_tokens"
@@ -151,11 +152,19 @@ class HeadedModel(GuessingModel):
         super().__init__()
         self.model = model
         self.head = head
-        self._num_own, self._embedding = head.num_caches, embedding
-        text = getattr(model, text_at) if text_at else model
-        # Found without the search among a module's children, several times a pass, and not twice among these.
-        object.__setattr__(self, "_text", text)
-        object.__setattr__(self, "_body", getattr(text, body, None))
+        self._num_own = head.num_caches
+        if not isinstance(model, SeeingModel):
+            self._look_up(getattr(model, text_at) if text_at else model, body, embedding)
+
+    def _look_up(self, text: Any, body: str, embedding: str) -> None:
+        """What each pass needs of the model, found without the search among a module's children, and not as others."""
+        self._cap, self._scale = (
+            getattr(text, "final_logit_softcapping", None),
+            getattr(text[body], "embed_scale", None),
+        )
+        object.__setattr__(self, "_body", text[body])
+        object.__setattr__(self, "_embed", text[body][embedding])
+        object.__setattr__(self, "_output", text.lm_head if "lm_head" in text else self._embed.as_linear)
 
     def __call__(self, inputs: mx.array, *, cache: list[Any]) -> mx.array:
         main, own, last = self._parts(cache)
@@ -222,23 +231,16 @@ class HeadedModel(GuessingModel):
     def embed_tokens(self, tokens: mx.array) -> mx.array:
         """Tokens as the model's first layer gets them."""
         embedded = self._embed(tokens)
-        scale = getattr(self._body, "embed_scale", None)
-        return embedded if scale is None else embedded * scale
+        return embedded if self._scale is None else embedded * self._scale
 
     def logits(self, hidden: mx.array) -> mx.array:
         """The output for hidden states behind the last norm, the model's or the head's."""
-        text = self._text
-        logits = text.lm_head(hidden) if "lm_head" in text else self._embed.as_linear(hidden)
-        cap = getattr(text, "final_logit_softcapping", None)
-        return logits if cap is None else mx.tanh(logits / cap) * cap
+        logits = self._output(hidden)
+        return logits if self._cap is None else mx.tanh(logits / self._cap) * self._cap
 
     def _parts(self, cache: list[Any]) -> tuple[list[Any], list[FullLayer], HiddenLayer]:
         num = len(cache) - 1 - self._num_own
         return cache[:num], cache[num:-1], cache[-1]
-
-    @property
-    def _embed(self) -> Any:
-        return getattr(self._body, self._embedding)
 
 
 class HeadedSeeingModel(HeadedModel, SeeingModel):

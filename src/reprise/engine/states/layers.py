@@ -556,7 +556,7 @@ class StateLayer(ArraysCache):
         self.cache = joined
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class FollowedTokens:
     """Tokens that a head follows, shape ``(rows, n)``, and the hidden state before each, ``(rows, n, width)``.
 
