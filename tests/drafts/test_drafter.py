@@ -434,6 +434,15 @@ def test_what_is_not_worth_computing_is_seldom_asked_for_until_it_is() -> None:
     assert found >= 300 - 256
 
 
+def test_an_answers_last_tokens_say_nothing_of_the_next_answers_drafts() -> None:
+    drafts, computed = free_drafts(), Computed(1.0)
+    for num_asked, most in ((1, 3), (2, 40), (2, 40)):
+        request = drafts.start(as_tokens(words(9)), namespace="", computed=computed)
+        request.read_prompt(9)
+        assert propose(alone(request, most=most)) == [None]
+        assert computed.num_asked == num_asked
+
+
 def test_what_is_computed_in_vain_may_lose_a_few_passes_and_then_a_small_share() -> None:
     drafts, lost = free_drafts(), 0.0
     request = drafts.start(as_tokens(words(9)), namespace="", computed=Computed(0.0))

@@ -362,8 +362,8 @@ class RequestDrafts:
         self._own.append(prompt[-_OVERLAP:])
         self._num_own = 0
         """Answer tokens added to `_own` so far."""
-        self._num_in_vain = 1 if drafts.searches.is_overdrawn else 0
-        """Fruitless steps in a row. Where look-ups have cost too much lately, an answer does not begin with one."""
+        self._num_in_vain = 0
+        """Fruitless look-ups in a row."""
         self._num_idle = 0
         """Steps in which nothing is looked for."""
         self.has_looked = False
@@ -465,9 +465,11 @@ class RequestDrafts:
         if num > 0:
             rest.length = _SELDOM
             return num
-        # Nothing is learnt of a draft that is not computed, so one is tried again in time.
-        drafts.rates.fade(computed.source, computed.match, num=rest.length)
-        rest.until, rest.length = drafts.num_answered + rest.length, min(2 * rest.length, _LONGEST_REST)
+        if row.num_fed + row.most >= drafts.sizes[-1]:
+            # Near an answer's end a longer one might be. Nothing is learnt of a draft that is not computed, so one is
+            # tried again in time.
+            drafts.rates.fade(computed.source, computed.match, num=rest.length)
+            rest.until, rest.length = drafts.num_answered + rest.length, min(2 * rest.length, _LONGEST_REST)
         return 0
 
     def note(self, draft: Draft | None, *, num_tokens: int, cost: float, expected: float, one_s: float) -> None:
