@@ -318,6 +318,16 @@ def assert_refused(result: Result, *named: str) -> None:
         assert word in sentence
 
 
+@pytest.mark.parametrize("given", [{"model": "./gone"}, {"model": "org/one", "other_models": ["org/two", "/no/where"]}])
+def test_a_path_to_no_model_is_refused_at_once_also_that_of_another_model(
+    given: dict[str, object], capsys: pytest.CaptureFixture[str]
+) -> None:
+    chosen = choose(["model", "other_models"], given, {}, read_file(Path("none.toml"), is_required=False))
+    with pytest.raises(typer.Exit):
+        chosen.settings()
+    assert "no such directory. Give the path of a model directory, or a hub id." in capsys.readouterr().err
+
+
 def test_a_name_that_is_no_alias_is_looked_up_on_the_hub_and_not_silently(tmp_path: Path) -> None:
     file = tmp_path / "r.toml"
     file.write_text('[models.quick]\nmodel = "org/quick"\n')

@@ -84,8 +84,10 @@ class Configuration:
         return settings
 
     def _note_hub(self, name: str) -> None:
-        """Say that a name without an owner, which an alias has too, is looked up on the hub."""
+        """Say that a name without an owner, which an alias has too, is looked up on the hub; refuse a missing path."""
         aliases: Mapping[str, object] = self["models"]
+        if name.startswith((".", "/", "~")) and name not in aliases and not Path(name).expanduser().exists():
+            refuse(f"{name}: no such directory. Give the path of a model directory, or a hub id.")
         if "/" not in name and name not in aliases and not name.startswith("~") and not Path(name).exists():
             others = f" ({', '.join(aliases)})" if aliases else ""
             typer.echo(
