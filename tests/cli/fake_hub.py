@@ -69,6 +69,9 @@ def running_hub() -> Generator[FakeHub]:
         def do_GET(self) -> None:
             path = urlsplit(self.path).path
             hub.asked.append((self.command, path, self.headers.get("Range", "")))
+            if path in ("", "/"):
+                self.answer(200, b"", {})
+                return
             if path == "/api/models":
                 self.answer(200, json.dumps(hub.listed(parse_qs(urlsplit(self.path).query))).encode(), {})
                 return

@@ -86,6 +86,11 @@ def test_the_hub_is_searched(hub: FakeHub, tmp_path: Path, monkeypatch: pytest.M
     assert not hub.fetched()
 
 
+def test_a_hub_that_cannot_be_reached_is_said_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:1")
+    assert "http://127.0.0.1:1 cannot be reached: " in sentence_of(run("models", "search", "llama"))
+
+
 @pytest.mark.matrix
 def test_a_connection_that_breaks_goes_on_where_it_was(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(huggingface_hub.constants, "DOWNLOAD_CHUNK_SIZE", 1 << 16)

@@ -23,6 +23,7 @@ from huggingface_hub.errors import (
     LocalEntryNotFoundError,
     RepositoryNotFoundError,
 )
+from huggingface_hub.utils import get_session
 from mlx_lm.utils import DEFAULT_ALLOW_PATTERNS
 
 from reprise.core.errors import LoadFailed, first_line
@@ -32,6 +33,8 @@ from reprise.engine.models.model_files import HEADS_BESIDE, WEIGHTS, no_weights
 
 _FILES = [*DEFAULT_ALLOW_PATTERNS, *HEADS_BESIDE, *EMBEDDER_FILES]
 """Of a model, those that are fetched."""
+_PATIENCE_S = 10.0
+"""How long a hub may take to say that it is there."""
 _SPARE = 1 << 30
 """Bytes that a download leaves free on the disk."""
 
@@ -165,6 +168,11 @@ _ELEMENT_NBYTES = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "
 
 def search(word: str, *, limit: int) -> tuple[HubModel, ...]:
     """The models for MLX whose names contain the word, the most fetched first. Raises LoadFailed."""
+    try:
+        # Where nobody answers, the library tries for half a minute, and says so each time.
+        get_session().head(constants.ENDPOINT, timeout=_PATIENCE_S)
+    except Exception as error:
+        raise LoadFailed(f"{constants.ENDPOINT} cannot be reached: {first_line(error)} Check the network.") from error
     try:
         found = HfApi().list_models(
             search=word, filter="mlx", sort="downloads", limit=limit, expand=["safetensors", "config", "downloads"]
