@@ -54,8 +54,7 @@ def changed_chat(source: random.Random, chats: list[Chat]) -> Chat:
     "family",
     [
         "qwen3_5",
-        "gemma3",
-        *(pytest.param(name, marks=pytest.mark.matrix) for name in ("qwen3_vl", "gemma4", "lfm2_vl")),
+        *(pytest.param(name, marks=pytest.mark.matrix) for name in ("gemma3", "qwen3_vl", "gemma4", "lfm2_vl")),
     ],
 )
 @pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.soak), pytest.param(3, marks=pytest.mark.soak)])

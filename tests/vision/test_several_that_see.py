@@ -82,6 +82,7 @@ def turns(engine: SeeingEngine) -> list[Any]:
     ]
 
 
+@pytest.mark.matrix
 def test_one_that_sees_and_one_that_does_not_answer_as_alone() -> None:
     alone, text = SeeingEngine(SEES), list(words(7, 120))
     expected = [alone.cold_answer(prompt) for prompt in turns(alone)]
