@@ -2,6 +2,7 @@
 
 import pytest
 
+from reprise.cache.lookup import evicted_to
 from reprise.cache.node import SegmentSizes, subtree
 from reprise.cache.policy import EvictionCandidate, ExpectedSaving
 from reprise.cache.prefix_cache import PrefixCache
@@ -80,7 +81,7 @@ def test_who_branched_off_a_path_and_lost_that_is_told_too_when_the_path_is_cut(
         serve(cache, tokens, Sizes(full=1))
     lost: list[int] = []
     while (held := resumes_at(cache, branch)) > 40:
-        assert held == len(branch) or cache.evicted_to(cache.match(branch), held) == len(branch)
+        assert held == len(branch) or evicted_to(cache.match(branch), held) == len(branch)
         lost.append(held)
         cache.compact_path(trunk)
         cache.evict_one()

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from reprise.cache.eviction import superseded_on
-from reprise.cache.lookup import Match
+from reprise.cache.lookup import Match, evicted_to
 from reprise.cache.node import Lease, SegmentSizes
 from reprise.cache.policy import SHARED_KINDS, Policy
 from reprise.cache.prefix_cache import Committed, PrefixCache
@@ -185,9 +185,7 @@ class CacheTrial:
             promise = self.promises[key]
             now = self._reach(promise)
             if now < reach and (matched == len(promise.tokens) or len(promise.tokens) - now >= _TOLD_APART):
-                assert self.cache.evicted_to(self._match(promise), now) is not None, (
-                    "what was evicted was not said to be"
-                )
+                assert evicted_to(self._match(promise), now) is not None, "what was evicted was not said to be"
 
     def clear(self) -> None:
         """Drop everything that no lease protects; pins give way."""
@@ -272,7 +270,7 @@ class CacheTrial:
             assert restore.snapshot is not None and restore.snapshot.item == cold_snapshot(tokens[:position])  # pyright: ignore
         else:
             assert restore.snapshot is None
-        if self.cache.evicted_to(match, position) is not None:
+        if evicted_to(match, position) is not None:
             assert (namespace, tuple(tokens[: position + 1])) in self.stored.prefixes, "never there, so never evicted"
         best = self._best_known(namespace, tokens, limit, [(span.start, span.stop) for span in spans])
         assert position == best, f"resumes at {position}, but {best} was possible"

@@ -413,10 +413,10 @@ WORTH = (
         _POLICY,
     ),
     _mutant(
-        "evicted_from",
+        "EvictionOrder.evicted_from",
         "an end is cut on both sides of its stable boundary",
-        "return max(start, end.stable_at) if end.stable_at is not None and is_tail(end) else start",
-        "return start",
+        "start = max(start, end.stable_at)",
+        "pass",
         _POLICY,
     ),
     _mutant(

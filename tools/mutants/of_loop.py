@@ -86,7 +86,7 @@ LOOP_MUTANTS = (
     _mutant(
         "SequencePool._close",
         "a closed sequence leaves the tree without copies",
-        "self.cache.replace(refs, live.copy_out(_shared_of(refs)))",
+        "self._tree.replace(refs, live.copy_out(_shared_of(refs)))",
         "live.copy_out(_shared_of(refs))",
         _PARKED,
     ),
@@ -163,7 +163,7 @@ LOOP_MUTANTS = (
     _mutant(
         "SequencePool.start",
         "a path for which there is no room twice is copied",
-        "self.cache.owned_segments(path.tokens, namespace=path.namespace)",
+        "self._tree.owned_segments(path.tokens, path.namespace)",
         "[]",
         _BUDGET,
     ),

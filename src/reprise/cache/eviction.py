@@ -14,15 +14,13 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import count, islice, pairwise
 
 from reprise.cache.lineage import Lineages
-from reprise.cache.node import Checkpoint, Node, Segment, Walk, subtree
+from reprise.cache.node import Checkpoint, Node, Walk, subtree
 from reprise.cache.pins import Pins
 from reprise.cache.policy import EvictionCandidate, Policy
 from reprise.cache.tree import RadixTree
 from reprise.core.kinds import Chunk, Full, Window
 from reprise.core.prompt import BoundaryKind
 from reprise.core.tokens import Span, subtract, union
-
-IsPinned = Callable[[Checkpoint], bool]
 
 _TIPS = frozenset(set(BoundaryKind) - {BoundaryKind.STABLE, BoundaryKind.SYSTEM, BoundaryKind.EXPLICIT})
 """Kinds that a later checkpoint of the same conversation supersedes, if it is one of these or stable.
@@ -194,7 +192,9 @@ class EvictionOrder:
 
         Never across its stable boundary, and of a chat that has ended never across the end of its trunk.
         """
-        start = evicted_from(end, self._tree.sizes.tail, self._pins.holds)
+        start = _tail_start(end.node, self._tree.sizes.tail, self._pins)
+        if end.stable_at is not None and is_tail(end):
+            start = max(start, end.stable_at)
         trunk_at = self.lineages.trunk_of_ended(end.node.last_visit, end.node.first_visit)
         return start if trunk_at is None or end.position <= trunk_at else max(start, trunk_at)
 
@@ -245,7 +245,7 @@ def _freed_nbytes(checkpoint: Checkpoint, lower: int, *, is_end: bool) -> int:
         else:
             needs = kind.needs(checkpoint.position)
             start = max(lower, needs[-1].start if needs else checkpoint.position)
-        for segment in segments[bisect_right(segments, start, key=_stop_of) :]:
+        for segment in segments[bisect_right(segments, start, key=lambda segment: segment.span.stop) :]:
             freed = segment.span.clip(start, max(start, checkpoint.position))
             if freed is None:
                 break
@@ -300,10 +300,6 @@ def _checkpoint_below(checkpoint: Checkpoint) -> int:
             return lower
         node = node.parent
     return 0
-
-
-def _stop_of(segment: Segment) -> int:
-    return segment.span.stop
 
 
 def superseded_kinds(position: int, kind: BoundaryKind, stable_at: int | None) -> frozenset[BoundaryKind]:
@@ -387,13 +383,7 @@ def is_tail(end: Checkpoint) -> bool:
     return end.stable_at is not None and end.stable_at < end.position
 
 
-def evicted_from(end: Checkpoint, tail_tokens: int, is_pinned: IsPinned) -> int:
-    """The position from which a path is dropped when its end is evicted; never across its stable boundary."""
-    start = _tail_start(end.node, tail_tokens, is_pinned)
-    return max(start, end.stable_at) if end.stable_at is not None and is_tail(end) else start
-
-
-def _tail_start(node: Node, tail_tokens: int, is_pinned: IsPinned) -> int:
+def _tail_start(node: Node, tail_tokens: int, pins: Pins) -> int:
     """Where to cut off the end of a leaf, about `tail_tokens` long: at the start of a nearby segment, to copy nothing.
 
     Never before a lease or a pinned checkpoint.
@@ -406,7 +396,7 @@ def _tail_start(node: Node, tail_tokens: int, is_pinned: IsPinned) -> int:
                 break
             if segment.span.start <= high:
                 near.append(segment.span.start)
-    pinned = (checkpoint.position for checkpoint in node.checkpoints.values() if is_pinned(checkpoint))
+    pinned = (checkpoint.position for checkpoint in node.checkpoints.values() if pins.holds(checkpoint))
     leased = (lease.position for lease in node.leases)
     protected = [at for at in (*pinned, *leased) if at < node.stop]
     return max([node.start, max(near, default=node.stop - tail_tokens), *protected])

@@ -30,7 +30,7 @@ class SegmentPayload(Payload, Protocol):
         ...
 
 
-class SharedPayload(ABC):
+class SharedPayload(SegmentPayload, ABC):
     """A segment payload that is a span of a sequence's buffers rather than a copy.
 
     Its bytes are charged to the tree and not to the sequence. Dropping it frees nothing while the sequence has its
@@ -41,16 +41,6 @@ class SharedPayload(ABC):
     @abstractmethod
     def sequence(self) -> object:
         """The sequence that owns the buffers."""
-
-    @property
-    @abstractmethod
-    def nbytes(self) -> int: ...
-
-    @abstractmethod
-    def cut(self, start: int, stop: int) -> SegmentPayload: ...
-
-    @abstractmethod
-    def join(self, others: Sequence[SegmentPayload]) -> SegmentPayload: ...
 
 
 class Source(Protocol):

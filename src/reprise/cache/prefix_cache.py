@@ -23,16 +23,13 @@ from reprise.cache.lookup import (
     Match,
     Restore,
     checkpoint_at,
-    evicted_to,
     match_of,
     missing,
     read,
     resume_position,
-    sharing_sequence,
-    was_cancelled,
 )
-from reprise.cache.node import Checkpoint, Lease, Node, Segment, SegmentRef, SegmentSizes, Walk, path_to, subtree
-from reprise.cache.payload import Payload, SegmentPayload, Source
+from reprise.cache.node import Checkpoint, Lease, Node, Segment, SegmentSizes, Walk, path_to, subtree
+from reprise.cache.payload import Payload, Source
 from reprise.cache.pins import Pins
 from reprise.cache.policy import SHARED_KINDS, EvictionCandidate, ExpectedSaving, Policy
 from reprise.cache.tree import RadixTree
@@ -143,14 +140,6 @@ class PrefixCache:
     def read(self, match: Match, position: int) -> Restore:
         """What is needed to resume at `position`, a result of `resume_at` for the same match."""
         return read(self.layout, match, position)
-
-    def evicted_to(self, match: Match, position: int) -> int | None:
-        """How far this prompt could have resumed past `position` had nothing been evicted; None: no further."""
-        return evicted_to(match, position)
-
-    def was_cancelled(self, match: Match) -> bool:
-        """Whether a request with the same continuation was cancelled where the match ends."""
-        return was_cancelled(match)
 
     def row_at(self, match: Match) -> Payload | None:
         """The logits after the prompt's last token, if all of it matched and they are stored."""
@@ -747,7 +736,7 @@ class PrefixCache:
         if end is not None:
             self.order.place(end)
 
-    # Sharing buffers with sequences.
+    # Sharing buffers with sequences: who has these asks the tree for segments, and replaces their payloads there.
 
     def close_idle_with(self, close_idle: Callable[[object], None]) -> None:
         """Set what closes an idle sequence, replacing what it shares by copies, before any of that is evicted.
@@ -755,32 +744,6 @@ class PrefixCache:
         It must ignore running sequences: what they share is dropped, and they keep their buffers.
         """
         self._close_idle = close_idle
-
-    def sharing_sequence(self, match: Match, position: int) -> object | None:
-        """The one sequence whose buffers hold all full-attention entries ``[0, position)``, or None."""
-        return sharing_sequence(self.read(match, position))
-
-    def shared_segments(self, sequence: object, tokens: Tokens, *, namespace: str, start: int = 0) -> list[SegmentRef]:
-        """The segments past `start` on this path that are in the buffers of `sequence`.
-
-        No segment may cross `start` (see `split_shared`).
-        """
-        refs = self.tree.shared_segments(sequence, tokens, namespace)
-        behind = [ref for ref in refs if ref.segment.span.stop > start]
-        assert all(ref.segment.span.start >= start for ref in behind), start
-        return behind
-
-    def split_shared(self, sequence: object, tokens: Tokens, *, namespace: str, position: int) -> None:
-        """Split the segments in the buffers of `sequence` that cross `position`. Copies nothing."""
-        self.tree.cut_shared(sequence, tokens, namespace, position)
-
-    def owned_segments(self, tokens: Tokens, *, namespace: str) -> list[SegmentRef]:
-        """The full-attention segments on this path that the cache owns and at most one lease covers."""
-        return self.tree.owned_segments(tokens, namespace)
-
-    def replace(self, refs: Sequence[SegmentRef], payloads: Sequence[SegmentPayload]) -> None:
-        """Replace payloads by others of the same entries: shared ones by copies, or the reverse."""
-        self.tree.replace(refs, payloads)
 
     # Compaction.
 

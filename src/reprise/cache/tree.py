@@ -43,7 +43,8 @@ class RadixTree:
         self._time = time
         self.sizes = sizes
         self._memory = memory
-        self._roots: dict[str, Node] = {}
+        self.roots: dict[str, Node] = {}
+        """By namespace."""
         self.clock = 0
         """Counts uses and commits."""
         self._nodes: dict[int, Node] = {}
@@ -54,33 +55,28 @@ class RadixTree:
 
     def totals_of(self, namespace: str) -> TreeTotals:
         """What the tree holds of one namespace. Do not change it."""
-        root = self._roots.get(namespace)
+        root = self.roots.get(namespace)
         return TreeTotals() if root is None else root.totals
 
     def node(self, serial: int) -> Node | None:
         """The node with this serial number, or None if it is gone."""
         return self._nodes.get(serial)
 
-    @property
-    def roots(self) -> Mapping[str, Node]:
-        """The roots by namespace."""
-        return self._roots
-
     def nodes(self) -> Iterator[Node]:
         """All nodes, parents first."""
-        for root in self._roots.values():
+        for root in self.roots.values():
             yield from subtree(root)
 
     def checkpoints(self, namespace: str | None = None) -> Iterator[Checkpoint]:
         """All checkpoints of a namespace (None: of all), unordered."""
-        for name, root in self._roots.items():
+        for name, root in self.roots.items():
             if namespace in (None, name):
                 for node in subtree(root):
                     yield from node.checkpoints.values()
 
     def walk(self, tokens: Tokens, namespace: str) -> Walk:
         """Follow `tokens` from the root as far as they match. Changes nothing. O(length of the match)."""
-        root = self._roots.get(namespace)
+        root = self.roots.get(namespace)
         nodes = [root if root is not None else _new_root()]
         at = 0
         while at < len(tokens):
@@ -97,12 +93,12 @@ class RadixTree:
     def namespace_of(self, checkpoint: Checkpoint) -> str:
         """The namespace of a checkpoint. O(depth + namespaces)."""
         root = path_to(checkpoint.node)[0]
-        return next(name for name, known in self._roots.items() if known is root)
+        return next(name for name, known in self.roots.items() if known is root)
 
     def leased_nbytes(self) -> int:
         """The bytes of full-attention entries and non-superseded snapshots up to the leases. O(leased nodes)."""
         nbytes = 0
-        stack = [root for root in self._roots.values() if root.num_leases > 0]
+        stack = [root for root in self.roots.values() if root.num_leases > 0]
         while stack:
             node = stack.pop()
             below = [child for child in node.children.values() if child.num_leases > 0]
@@ -169,8 +165,8 @@ class RadixTree:
     def extend(self, walk: Walk, tokens: Tokens, namespace: str) -> tuple[Node, ...]:
         """Add the tokens past the walk; returns the nodes from the root to the end of `tokens`."""
         root, last = walk.nodes[0], walk.last
-        if namespace not in self._roots:
-            self._roots[namespace] = self._nodes[root.serial] = root
+        if namespace not in self.roots:
+            self.roots[namespace] = self._nodes[root.serial] = root
             self._count(root, num_nodes=1)
         if walk.length == len(tokens):
             return walk.nodes
@@ -347,9 +343,9 @@ class RadixTree:
 
     def remove_empty_root(self, namespace: str) -> None:
         """Remove a namespace if it is empty and not leased."""
-        root = self._roots[namespace]
+        root = self.roots[namespace]
         if not root.children and root.num_leases == 0:
-            del self._roots[namespace], self._nodes[root.serial]
+            del self.roots[namespace], self._nodes[root.serial]
             self._count(root, num_nodes=-1)
 
     def reset(self) -> None:
@@ -359,7 +355,7 @@ class RadixTree:
             for checkpoint in list(node.checkpoints.values()):
                 self.drop_checkpoint(checkpoint)
             self._set_segments(node, {})
-        self._roots, self._nodes = {}, {}
+        self.roots, self._nodes = {}, {}
         self.totals = TreeTotals()
 
     # Sharing buffers with sequences.
@@ -377,14 +373,14 @@ class RadixTree:
             if segment.span.stop <= walk.length and segment.sequence is None
         ]
 
-    def shared_segments(self, sequence: object, tokens: Tokens, namespace: str) -> list[SegmentRef]:
-        """The segments on this path that are in the buffers of `sequence`, in order."""
+    def shared_segments(self, sequence: object, tokens: Tokens, namespace: str, *, start: int = 0) -> list[SegmentRef]:
+        """The segments on this path past `start`, or across it, that are in the buffers of `sequence`, in order."""
         return [
             SegmentRef(node, kind, segment)
             for node in self.walk(tokens, namespace).nodes
             for kind, segments in node.segments.items()
             for segment in segments
-            if segment.sequence is sequence
+            if segment.sequence is sequence and segment.span.stop > start
         ]
 
     def cut_shared(self, sequence: object, tokens: Tokens, namespace: str, position: int) -> None:
@@ -398,7 +394,7 @@ class RadixTree:
                 segments[at : at + 1] = parts
 
     def replace(self, refs: Sequence[SegmentRef], payloads: Sequence[SegmentPayload]) -> None:
-        """Replace payloads by others of the same entries."""
+        """Replace payloads by others of the same entries: shared ones by copies, or the reverse."""
         for ref, payload in zip(refs, payloads, strict=True):
             segments = ref.node.segments[ref.kind]
             new = Segment(ref.segment.span, payload)
@@ -415,7 +411,7 @@ class RadixTree:
         fails. O(nodes + entries copied).
         """
         num_merged = num_copied = 0
-        for root in list(self._roots.values()):
+        for root in list(self.roots.values()):
             for node in subtree(root):
                 if node.parent is not None and len(node.children) == 1:
                     num_merged += self._merge_chain(node)
@@ -520,7 +516,7 @@ class RadixTree:
         kv = snapshots = 0
         nodes: dict[int, Node] = {}
         counted = TreeTotals()
-        for root in self._roots.values():
+        for root in self.roots.values():
             assert root.start == 0 and len(root.tokens) == 0 and root.parent is None
             assert not root.segments and not root.checkpoints
             own = TreeTotals()

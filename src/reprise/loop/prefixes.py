@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from cachetools import FIFOCache
 
-from reprise.cache.lookup import Match
+from reprise.cache.lookup import Match, evicted_to, was_cancelled
 from reprise.cache.node import Lease
 from reprise.core.allowance import StepAllowance
 from reprise.core.clock import Clock
@@ -192,15 +192,15 @@ class RequestPrefixes:
             if on_disk > request.stats.matched:
                 # What is stored there is not what memory has behind its own match.
                 request.stats.matched, request.stats.continues = on_disk, None
-            evicted_to = self._cache.evicted_to(match, resume_at)
+            lost_to = evicted_to(match, resume_at)
             request.stats.reason = _reason(
                 request,
                 resume_at,
-                was_evicted=evicted_to is not None,
-                was_cancelled=self._cache.was_cancelled(match),
+                was_evicted=lost_to is not None,
+                was_cancelled=was_cancelled(match),
             )
-            if evicted_to is not None:
-                request.stats.num_evicted = max(0, min(evicted_to, len(request.prompt)) - request.stats.matched)
+            if lost_to is not None:
+                request.stats.num_evicted = max(0, min(lost_to, len(request.prompt)) - request.stats.matched)
         plan = self._plan(request, match, resume_at, on_disk=common, has_row=row is not None)
         lease = self._cache.lease(match, resume_at, is_request=not request.is_settle)
         self._note_lineage(request, lease)

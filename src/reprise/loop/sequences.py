@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from weakref import WeakMethod
 
-from reprise.cache.lookup import Match
+from reprise.cache.lookup import Match, sharing_sequence
 from reprise.cache.node import SegmentRef
 from reprise.cache.prefix_cache import PrefixCache
 from reprise.core.allowance import StepAllowance
@@ -66,6 +66,7 @@ class SequencePool:
     def __init__(self, runner: Runner, cache: PrefixCache, memory: Memory, *, chunk: int) -> None:
         self.runner = runner
         self.cache = cache
+        self._tree = cache.tree
         self.memory = memory
         self._chunk = chunk
         largest = max(runner.footprint.by_kind.values(), default=1)
@@ -167,8 +168,8 @@ class SequencePool:
         """Replace the tree's copies of duplicates by spans of the sequences' buffers. False if there are none."""
         had_any = len(self._duplicates) > 0
         for live, path in self._duplicates.items():
-            refs = self.cache.owned_segments(path.tokens, namespace=path.namespace)
-            self.cache.replace(refs, [self.runner.share(live, ref.kind, ref.segment.span) for ref in refs])
+            refs = self._tree.owned_segments(path.tokens, path.namespace)
+            self._tree.replace(refs, [self.runner.share(live, ref.kind, ref.segment.span) for ref in refs])
         self._duplicates.clear()
         return had_any
 
@@ -204,9 +205,9 @@ class SequencePool:
         self.memory.reserve(needed - self._owned_nbytes(path))
         live = self.runner.begin()
         self.runner.begin_restore(live, position, reserve=reserve)
-        refs = self.cache.owned_segments(path.tokens, namespace=path.namespace)
+        refs = self._tree.owned_segments(path.tokens, path.namespace)
         if refs:
-            self.cache.replace(refs, self.runner.begin_move(live, [(ref.segment.span, _segment(ref)) for ref in refs]))
+            self._tree.replace(refs, self.runner.begin_move(live, [(ref.segment.span, _segment(ref)) for ref in refs]))
         return live
 
     def restore(self, live: LiveSequence, tokens: Tokens, *, namespace: str, allowance: StepAllowance) -> bool:
@@ -226,12 +227,12 @@ class SequencePool:
         """Reopen the idle sequence that holds the matched path up to `position`; None if there is none."""
         if not self._idle or position == 0:
             return None
-        live = self.cache.sharing_sequence(match, position)
+        live = sharing_sequence(self.cache.read(match, position))
         if not isinstance(live, LiveSequence) or live not in self._idle:
             return None
         path = self._idle[live]
         # Entries past the position will be overwritten, and may be on other paths: copy them.
-        self.cache.split_shared(live, path.tokens, namespace=path.namespace, position=position)
+        self._tree.cut_shared(live, path.tokens, path.namespace, position)
         self._copy_shared(live, path, start=position)
         self.runner.begin_restore(live, position, reserve=reserve, keeps_full=True)
         # Only now: if any of this fails, it is still idle and can be closed.
@@ -302,9 +303,9 @@ class SequencePool:
 
     def _close(self, live: LiveSequence, path: _Path) -> None:
         """Replace what an idle (or still moving) sequence shares by copies, and stop it."""
-        refs = self.cache.shared_segments(live, path.tokens, namespace=path.namespace)
+        refs = self._tree.shared_segments(live, path.tokens, path.namespace)
         try:
-            self.cache.replace(refs, live.copy_out(_shared_of(refs)))
+            self._tree.replace(refs, live.copy_out(_shared_of(refs)))
         except Exception:
             self.is_broken = True
             raise
@@ -315,13 +316,13 @@ class SequencePool:
     def _copy_shared(self, live: LiveSequence, path: _Path, *, start: int = 0) -> None:
         """Replace what a sequence shares past `start` by copies."""
         if len(live.shared) > 0:
-            refs = self.cache.shared_segments(live, path.tokens, namespace=path.namespace, start=start)
+            refs = self._tree.shared_segments(live, path.tokens, path.namespace, start=start)
             reach(Failpoint.COPY_OUT, live)
-            self.cache.replace(refs, [segment.owned() for segment in _shared_of(refs)])
+            self._tree.replace(refs, [segment.owned() for segment in _shared_of(refs)])
 
     def _owned_nbytes(self, path: _Path) -> int:
         # Not kept: each reference keeps its entries alive.
-        refs = self.cache.owned_segments(path.tokens, namespace=path.namespace)
+        refs = self._tree.owned_segments(path.tokens, path.namespace)
         return sum(ref.segment.nbytes for ref in refs)
 
 
