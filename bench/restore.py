@@ -121,13 +121,15 @@ def prompt_of(length: int) -> Tokens:
     return as_tokens(np.random.default_rng(length).integers(0, 50_000, length))
 
 
-def fresh(runner: Runner, cache: PrefixCache, *, reserve: int) -> LiveSequence:
-    return runner.start(cache.read(cache.match(prompt_of(1)), 0), reserve=reserve)
+def fresh(runner: Runner, *, reserve: int) -> LiveSequence:
+    live = runner.begin()
+    live.rows.reserve(reserve)
+    return live
 
 
 def stored_in_turns(runner: Runner, cache: PrefixCache, tokens: Tokens) -> LiveSequence:
     """A sequence of these tokens, stored turn by turn."""
-    live = fresh(runner, cache, reserve=len(tokens))
+    live = fresh(runner, reserve=len(tokens))
     start = 0
     for turn in range(1, TURNS + 1):
         stop = len(tokens) * turn // TURNS
@@ -175,7 +177,7 @@ def keep_freed_pages() -> None:
 
 def room_of(rows: SequenceBatch) -> int:
     """The bytes of a sequence's buffers in which no entry stands."""
-    return sum(layer.nbytes - layer.nbytes // layer.capacity * layer.held for layer in rows.kv_layers())
+    return sum(layer.nbytes - layer.nbytes // layer.capacity * layer.held for layer in rows.kv_layers)
 
 
 def restore(name: str, position: int, repeats: int, gates: Gates) -> None:

@@ -4,6 +4,7 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
+from reprise.cache.lookup import Restore
 from reprise.cache.prefix_cache import PrefixCache
 from reprise.core.events import FinishReason, Sampled
 from reprise.core.job import Job, Sampling
@@ -23,6 +24,15 @@ def a_job(tokens: Sequence[int], *, num: int = 8, sampling: Sampling = GREEDY, *
     )
 
 
+def resumed(runner: Runner, restore: Restore, *, reserve: int) -> LiveSequence:
+    """A sequence restored at once, with buffers for about `reserve` positions."""
+    live = runner.begin()
+    runner.begin_restore(live, restore.position, reserve=reserve)
+    while live.restoration is not None:
+        runner.restore_part(live, restore)
+    return live
+
+
 class RunnerWithCache:
     """A runner with its prefix cache."""
 
@@ -35,7 +45,7 @@ class RunnerWithCache:
         tokens = job.prompt.tokens
         match = self.cache.match(tokens)
         at = self.cache.resume_at(match, limit=len(tokens) - 1)
-        live = self.runner.start(self.cache.read(match, at), reserve=len(tokens))
+        live = resumed(self.runner, self.cache.read(match, at), reserve=len(tokens))
         if at < len(tokens) - 1:
             self.runner.prefill([live], [tokens[at:-1]])
         self.runner.begin_decode(live, job)

@@ -4,7 +4,6 @@ import random
 
 import pytest
 
-from reprise.cache.lookup import Restore
 from reprise.core.tokens import as_tokens
 from reprise.engine.models.load import load_model
 from reprise.engine.running.live_sequence import LiveSequence
@@ -29,8 +28,9 @@ def runner(request: pytest.FixtureRequest) -> Runner:
 
 
 def _fresh(runner: Runner, *, reserve: int = 0) -> LiveSequence:
-    parts = dict.fromkeys(runner.loaded.blueprint.layout.kinds, ())
-    return runner.start(Restore(position=0, slices=parts, snapshot=None), reserve=reserve)
+    live = runner.begin()
+    live.rows.reserve(reserve)
+    return live
 
 
 def _feed(runner: Runner, lives: list[LiveSequence], num: int) -> int:

@@ -59,7 +59,7 @@ def guesses(loaded: LoadedModel, rows: SequenceBatch, row: int, token: int, num:
 
 
 def layers_of_head(rows: SequenceBatch) -> list[FullLayer]:
-    return [state for state in rows.states() if isinstance(state, FullLayer) and state.hides_first]
+    return [state for state in rows.states if isinstance(state, FullLayer) and state.hides_first]
 
 
 def singles(tokens: np.ndarray) -> list[np.ndarray]:

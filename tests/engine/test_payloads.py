@@ -59,7 +59,7 @@ def test_bytes_out_are_bytes_in(name: str) -> None:
     match = cache.match(tokens)
     assert cache.resume_at(match, limit=51) == 51
     back = restored(rows.blueprint, cache.read(match, 51))
-    for mine, theirs in zip(rows.states(), back.states(), strict=True):
+    for mine, theirs in zip(rows.states, back.states, strict=True):
         if isinstance(mine, KvLayer):
             for span in mine.kind.needs(51):
                 planes = zip(mine.read(0, span), theirs.read(0, span), strict=True)
@@ -246,7 +246,7 @@ def test_a_model_that_writes_into_its_state_leaves_the_snapshot_alone() -> None:
     cache.commit(tokens, SequenceSource(rows, 0), kind=BoundaryKind.STABLE)
     restore = cache.read(cache.match(tokens), 9)
     before = saved_bits(cast(Snapshot, restore.snapshot))
-    for layer in restored(blueprint, restore).states():
+    for layer in restored(blueprint, restore).states:
         for i in range(len(layer.cache)):
             layer.cache[i] += 1
     assert saved_bits(cast(Snapshot, restore.snapshot)) == before

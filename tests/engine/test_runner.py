@@ -124,8 +124,9 @@ def test_prefill_in_slices_together(bench: RunnerWithCache) -> None:
     prompts = [words(870 + i, 40) for i in range(3)]
     expected = [bench.tokens(prompt, num=6) for prompt in prompts]
     other = RunnerWithCache(bench.runner.loaded.architecture)
-    empty = other.cache.read(other.cache.match(as_tokens(prompts[0])), 0)
-    lives = [other.runner.start(empty, reserve=50) for _ in prompts]
+    lives = [other.runner.begin() for _ in prompts]
+    for live in lives:
+        live.rows.reserve(50)
     for start, stop in ((0, 25), (25, 39)):
         order = lives if start == 0 else lives[::-1]
         chunks = [as_tokens(prompts[lives.index(live)][start:stop]) for live in order]

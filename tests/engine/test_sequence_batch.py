@@ -15,7 +15,7 @@ NUM_LAYERS = 8
 def rows_of(length: int, num: int = 1) -> SequenceBatch:
     """`num` sequences of this length, in eight layers of full attention."""
     rows = SequenceBatch(Blueprint(specs=(KvSpec(Full()),) * NUM_LAYERS))
-    for layer in rows.kv_layers():
+    for layer in rows.kv_layers:
         entries = mx.random.normal((1, 4, length, 64))
         layer.update_and_fetch(entries, entries)
     rows.lengths = [length]
@@ -58,7 +58,7 @@ def test_buffers_that_grow_are_held_twice_a_layer_at_a_time() -> None:
 
     def feed() -> None:
         # One evaluation for all layers, as in a pass of a model.
-        for layer in rows.kv_layers():
+        for layer in rows.kv_layers:
             layer.update_and_fetch(entries, entries)
 
     assert most_beside(rows, feed) < 2 * held / NUM_LAYERS
@@ -68,12 +68,12 @@ def test_buffers_that_grow_are_held_twice_a_layer_at_a_time() -> None:
 def test_rows_that_come_together_keep_their_entries() -> None:
     group, newcomer = rows_of(700, num=2), rows_of(900)
     before = [
-        [layer.planes[0][row, :, layer.index(row, 0) : layer.end, :] for layer in rows.kv_layers()]
+        [layer.planes[0][row, :, layer.index(row, 0) : layer.end, :] for layer in rows.kv_layers]
         for rows, row in ((group, 0), (group, 1), (newcomer, 0))
     ]
     mx.eval(before)
     group.join([newcomer])
     assert group.lengths == [700, 700, 900]
     for row, layers in enumerate(before):
-        for layer, entries in zip(group.kv_layers(), layers, strict=True):
+        for layer, entries in zip(group.kv_layers, layers, strict=True):
             assert mx.array_equal(layer.planes[0][row, :, layer.index(row, 0) : layer.end, :], entries)

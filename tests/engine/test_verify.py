@@ -63,7 +63,7 @@ def drafted(bench: RunnerWithCache, job: Job, truth: Sequence[int], right: Seque
 def stand_together(bench: RunnerWithCache, live: LiveSequence, job: Job, found: Sequence[Sampled]) -> None:
     assert live.position + len(live.unfed) == len(job.prompt) - 1 + len(found)
     assert not live.unfed or not bench.runner.loaded.blueprint.rewinds
-    for layer in live.rows.kv_layers():
+    for layer in live.rows.kv_layers:
         assert layer.lengths == [live.position + (live.rows.ahead is not None)]
 
 

@@ -109,7 +109,7 @@ def arrays_of(each: Numbered) -> list[mx.array]:
         return [array for state in each.states for array in state if array is not None]
     assert isinstance(each, LiveSequence), each
     found: list[mx.array] = []
-    for state in each.rows.states():
+    for state in each.rows.states:
         if isinstance(state, KvLayer):
             found += [plane[:, :, state.end - state.held : state.end, :] for plane in state.planes]
         else:

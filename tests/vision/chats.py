@@ -18,6 +18,7 @@ from reprise.engine.models.load import LoadedModel, load_model
 from reprise.engine.models.vision import image_of_pixels
 from reprise.engine.running.live_sequence import LiveSequence
 from reprise.engine.running.runner import Runner
+from tests.engine.sequences import resumed
 from tests.vision.tiny import seeing_model
 
 _ids = itertools.count()
@@ -132,7 +133,7 @@ class SeenWalk:
     def resumed(self, prompt: Prompt) -> LiveSequence:
         """A sequence at the position where the prompt resumes."""
         restore = self.cache.read(self.cache.match(prompt.tokens), self.resume_at(prompt))
-        live = self.runner.start(restore, reserve=len(prompt))
+        live = resumed(self.runner, restore, reserve=len(prompt))
         live.see(prompt.images)
         return live
 

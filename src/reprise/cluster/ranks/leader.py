@@ -148,5 +148,5 @@ def _form(each: Numbered) -> object:
             return each.stop, each.nbytes, each.buffer_nbytes
         case _:
             pass
-    layers = [(layer.end, layer.held, layer.capacity, layer.lengths) for layer in each.rows.kv_layers()]
+    layers = [(layer.end, layer.held, layer.capacity, layer.lengths) for layer in each.rows.kv_layers]
     return each.rows.lengths, layers, each.restoration is None, each.moving is None

@@ -58,7 +58,7 @@ def _why_alone(loaded: LoadedModel) -> str | None:
         distance = batch_distance(loaded)
     except Exception as error:
         return f"a batch raised {type(error).__name__}: {error}"
-    dtype = next((a.dtype for a in _warm(loaded).arrays()), mx.float32)
+    dtype = next((a.dtype for a in _begun(loaded, np.zeros(1, dtype=np.int32)).arrays()), mx.float32)
     # Not `>`: NaN must fail too.
     if not distance <= _TOLERANCE.get(dtype, _TOLERANCE_OF_HALF):
         return f"a batch of different lengths differs from the same sequences alone (distance {distance:.2g})"
@@ -74,25 +74,22 @@ def batch_distance(loaded: LoadedModel) -> float:
     random = np.random.default_rng(0)
     most = min(loaded.vocab_size, 1000)
     prompts = [random.integers(0, most, size=length + _STEPS + _SLICE) for length in _LENGTHS]
-    alone = [_distributions(loaded, prompt, length) for prompt, length in zip(prompts, _LENGTHS, strict=True)]
-    group: list[SequenceBatch] = []
-    for prompt, length in zip(prompts, _LENGTHS, strict=True):
-        rows = SequenceBatch(loaded.blueprint)
-        rows.forward(loaded.model, mx.array(prompt[None, :length]))
-        mx.eval(rows.arrays())
-        group.append(rows)
-    batch, *others = group
+    starts = [prompt[:length] for prompt, length in zip(prompts, _LENGTHS, strict=True)]
+    pairs = zip(prompts, starts, strict=True)
+    alone = [_continue(loaded, _begun(loaded, start), [prompt])[0] for prompt, start in pairs]
+    batch, *others = [_begun(loaded, start) for start in starts]
     batch.join(others)
     together = _continue(loaded, batch, prompts)
     # Unlike Python's `max`, MLX's propagates NaN.
     return float((0.5 * mx.abs(together - mx.stack(alone)).sum(axis=-1)).max().item())
 
 
-def _distributions(loaded: LoadedModel, prompt: np.ndarray, length: int) -> mx.array:
+def _begun(loaded: LoadedModel, tokens: np.ndarray) -> SequenceBatch:
+    """A sequence that has read these tokens."""
     rows = SequenceBatch(loaded.blueprint)
-    rows.forward(loaded.model, mx.array(prompt[None, :length]))
+    rows.forward(loaded.model, mx.array(tokens[None]))
     mx.eval(rows.arrays())
-    return _continue(loaded, rows, [prompt])[0]
+    return rows
 
 
 def _continue(loaded: LoadedModel, rows: SequenceBatch, prompts: Sequence[np.ndarray]) -> mx.array:
@@ -105,10 +102,3 @@ def _continue(loaded: LoadedModel, rows: SequenceBatch, prompts: Sequence[np.nda
         found.append(mx.softmax(logits.astype(mx.float32), axis=-1))
         mx.eval(found[-1], rows.arrays())
     return mx.concatenate(found, axis=1)
-
-
-def _warm(loaded: LoadedModel) -> SequenceBatch:
-    rows = SequenceBatch(loaded.blueprint)
-    rows.forward(loaded.model, mx.array([[0]]))
-    mx.eval(rows.arrays())
-    return rows

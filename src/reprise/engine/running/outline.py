@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from reprise.engine.running.pass_dimensions import price_by_dimensions
 from reprise.engine.running.runner import NO_STATE, footprint_of
 from reprise.engine.states.blueprint import Blueprint
 
+_LONGEST = 1 << 20
 _FLOATS = {"BF16": mx.bfloat16, "F16": mx.float16, "F32": mx.float32}
 
 
@@ -54,14 +56,8 @@ class ModelOutline:
         def taken(position: int) -> int:
             return self.footprint.at(position) + beyond(kept_for_passes, self.price.of(SMALLEST_CHUNK, position))
 
-        low, high = 0, self.context if self.context is not None else _LONGEST
-        while low < high:
-            middle = (low + high + 1) // 2
-            low, high = (middle, high) if taken(middle) <= nbytes else (low, middle - 1)
-        return low
-
-
-_LONGEST = 1 << 20
+        most = self.context if self.context is not None else _LONGEST
+        return bisect_right(range(1, most + 1), nbytes, key=taken)
 
 
 def outline_of(

@@ -143,18 +143,6 @@ class Runner:
         kept += sum(self.footprint.logits for live in lives if live.keeps_row)
         return kept + self.growth(lives, num)
 
-    def start(self, restore: Restore, *, reserve: int) -> LiveSequence:
-        """A sequence restored from `restore`, with buffers for about `reserve` positions."""
-        live = self.begin()
-        try:
-            self.begin_restore(live, restore.position, reserve=reserve)
-            while live.restoration is not None:
-                self.restore_part(live, restore)
-        except Exception:
-            self.drop(live)
-            raise
-        return live
-
     def begin(self) -> LiveSequence:
         """A new, empty sequence."""
         live = LiveSequence(SequenceBatch(self.loaded.blueprint))
@@ -277,8 +265,8 @@ class Runner:
         if len(runs) > 1:
             self.features.pixels_per_row = max(_TRIED_SIDES) ** 2 // max(runs)
 
-    def prefill(self, lives: Sequence[LiveSequence], chunks: Sequence[Tokens]) -> tuple[()]:
-        """Feed each sequence its chunk, all of the same length; returns, without tokens, when it is computed."""
+    def prefill(self, lives: Sequence[LiveSequence], chunks: Sequence[Tokens]) -> None:
+        """Feed each sequence its chunk, all of the same length; returns when it is computed."""
         reach(Failpoint.PREFILL, lives)
         rows = self._gather(lives)
         order = {id(live): chunk for live, chunk in zip(lives, chunks, strict=True)}
@@ -287,7 +275,7 @@ class Runner:
         if all(scorer is None for scorer in scorers):
             self._advance(rows, tokens)
             mx.eval(rows.arrays())
-            return ()
+            return
         # In parts: the logits of a whole chunk would take too much memory.
         for start in range(0, tokens.shape[1], SCORED_AT_ONCE):
             positions = list(rows.lengths)
@@ -296,15 +284,11 @@ class Runner:
                 if scorer is not None:
                     scorer.take(positions[row], logits[row])
             mx.eval(rows.arrays())
-        return ()
 
     def logits(self, live: LiveSequence, chunk: Tokens) -> mx.array:
         """Feed one sequence a chunk; returns the logits after each token, shape ``(n, vocabulary)``."""
         reach(Failpoint.LOGITS, chunk, False)
-        rows = self._gather([live])
-        logits = self._feed(rows, np.asarray(chunk)[None])[0]
-        mx.eval(logits, rows.arrays())
-        return logits
+        return self.logits_together([live], [chunk])[0]
 
     def logits_undone(self, live: LiveSequence, chunk: Tokens) -> mx.array:
         """Like `logits`, of a pass as it verifies a draft: the sequence is as before."""
@@ -436,11 +420,6 @@ class Runner:
             results.append(TokenResult(live, tuple(taken), reason, num_drafted=len(draft)))
         self._undo(rows, undone)
         return results
-
-    @property
-    def can_guess(self) -> bool:
-        """Whether a head or a companion guesses the model's next tokens."""
-        return isinstance(self.loaded.model, GuessingModel)
 
     def guess(self, live: LiveSequence, num: int) -> list[int]:
         """`num` tokens that may follow the pending one of a sequence that decodes, by the model's head or companion.

@@ -44,7 +44,8 @@ class TokenSampler:
         self.job = job
         sampling = job.sampling
         check_sampling(sampling, vocab_size)
-        self._seed = sampling.seed if sampling.seed is not None else random.getrandbits(63)
+        self.seed = sampling.seed if sampling.seed is not None else random.getrandbits(63)
+        """The request's seed, or one drawn at random."""
         self._processors = _processors(sampling)
         self._context = max(
             sampling.repetition_context_size, sampling.presence_context_size, sampling.frequency_context_size
@@ -62,11 +63,6 @@ class TokenSampler:
         self.is_audited = False
         self.logprobs: list[float] = []
         """Log-probabilities of `tokens` if the answer is audited."""
-
-    @property
-    def seed(self) -> int:
-        """The request's seed, or one drawn at random."""
-        return self._seed
 
     @property
     def is_plain(self) -> bool:
@@ -104,7 +100,7 @@ class TokenSampler:
 
     def key(self, num_pending: int = 0) -> mx.array:
         """The random key of the token after `num_pending` that were sampled and not accepted yet."""
-        return mx.random.key((self._seed * 1_000_003 + len(self.tokens) + num_pending) % 2**64)
+        return mx.random.key((self.seed * 1_000_003 + len(self.tokens) + num_pending) % 2**64)
 
     def forced(self) -> int | None:
         """The forced next token (a thinking budget is spent), or None."""
@@ -172,8 +168,7 @@ class TokenSampler:
         """
         if self.is_greedy:
             return mx.argmax(logits, axis=-1)
-        wide = logits.astype(mx.float32)[None]
-        return sample(wide - mx.logsumexp(wide, axis=-1, keepdims=True), self.job.sampling, [self.key(num_pending)])[0]
+        return sample(_logprobs(logits[None]), self.job.sampling, [self.key(num_pending)])[0]
 
     def accept(self, token: int, logprobs: npt.NDArray[np.float32] | None) -> tuple[Sampled, FinishReason | None]:
         """Take `token` as the next one; gives the event, and why the job ends if it does."""
@@ -388,17 +383,13 @@ def sample_batch(
     for rows in sampled.values():
         try:
             keys = [samplers[row].key(pending[row]) for row in rows]
-            tokens = _sample(samplers[rows[0]].job.sampling, [shaped[row] for row in rows], keys)
+            # Rows with equal parameters in one operation; each has its own noise.
+            tokens = sample(_logprobs(mx.stack([shaped[row] for row in rows])), samplers[rows[0]].job.sampling, keys)
         except Exception as error:
             broken |= dict.fromkeys(rows, error)
             continue
         own |= {row: tokens[i] for i, row in enumerate(rows)}
     return SampledBatch(_joined(logits, own), logprobs, broken)
-
-
-def _sample(sampling: Sampling, logits: Sequence[mx.array], keys: Sequence[mx.array]) -> mx.array:
-    """Sample rows with equal parameters in one operation; each row has its own noise."""
-    return sample(_logprobs(mx.stack(logits)), sampling, keys)
 
 
 def _logprobs(logits: mx.array) -> mx.array:

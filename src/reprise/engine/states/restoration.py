@@ -111,7 +111,7 @@ class Restoration:
         self._rows = rows
         self._position = position
         self._keeps_full = keeps_full
-        self._fresh = leaf_states(rows.blueprint.build()) if keeps_full else rows.states()
+        self._fresh = leaf_states(rows.blueprint.build()) if keeps_full else rows.states
         self._next = 0 if position > 0 else len(self._fresh)
         """The first layer that is not restored."""
         self._layer: LayerRestoration | None = None
@@ -119,7 +119,7 @@ class Restoration:
         self._num_planes: Counter[KvKind] = Counter()
         """The planes of the layers before it, by kind."""
         if keeps_full:
-            for state in rows.states():
+            for state in rows.states:
                 if isinstance(state, FullLayer):
                     state.rewind(position)
                 elif isinstance(state, HiddenLayer):
@@ -180,7 +180,7 @@ class Restoration:
 
     def _attach(self, restore: Restore | None) -> None:
         """Put the restored layers into the sequence; at the end, with `restore`, also those of snapshots."""
-        leaves = list(self._rows.states())
+        leaves = list(self._rows.states)
         for i, fresh in enumerate(self._fresh[: self._next]):
             if isinstance(fresh, KvLayer) and not (self._keeps_full and isinstance(fresh, FullLayer)):
                 leaves[i] = fresh

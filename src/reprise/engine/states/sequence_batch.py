@@ -69,16 +69,15 @@ class SequenceBatch:
     def caches(self, caches: list[Any]) -> None:
         self._caches = caches
         # Sorted once: each step asks several times for all layers of a kind.
-        self._states = leaf_states(caches)
-        self._kv_layers = [state for state in self._states if isinstance(state, KvLayer)]
-        self._recurrent = [state for state in self._states if isinstance(state, StateLayer)]
-        self._opaque = [state for state in self._states if not isinstance(state, KvLayer | StateLayer)]
+        self.states: Sequence[Any] = leaf_states(caches)
+        """Of all layers, in the order of the model, with composites flattened."""
+        self.kv_layers: Sequence[KvLayer] = [state for state in self.states if isinstance(state, KvLayer)]
+        """Those that hold entries."""
+        self._recurrent = [state for state in self.states if isinstance(state, StateLayer)]
+        self.opaque: Sequence[Any] = [state for state in self.states if not isinstance(state, KvLayer | StateLayer)]
+        """Those of unknown classes."""
         self.hidden = next((state for state in caches[-1:] if isinstance(state, HiddenLayer)), None)
         """The hidden state that a head continues from; None: the model has no head."""
-
-    def states(self) -> Sequence[Any]:
-        """The states of all layers, with composites flattened."""
-        return self._states
 
     def recurrent(self) -> list[list[mx.array | None]]:
         """The arrays of each recurrent layer."""
@@ -88,38 +87,30 @@ class SequenceBatch:
         """The arrays of each recurrent layer that snapshots have."""
         return [state.cache for state in self._recurrent if is_saved(state)]
 
-    def opaque(self) -> Sequence[Any]:
-        """The states of unknown classes."""
-        return self._opaque
-
     def layers(self, kind: KvKind) -> list[KvLayer]:
         """The layers of this kind, in the order of the model."""
-        return [layer for layer in self._kv_layers if layer.kind == kind]
-
-    def kv_layers(self) -> Sequence[KvLayer]:
-        """The layers that hold entries, in the order of the model."""
-        return self._kv_layers
+        return [layer for layer in self.kv_layers if layer.kind == kind]
 
     @property
     def state_nbytes(self) -> int:
         """Bytes of all layers without entries."""
-        return count_bytes(self.recurrent()) + (look_into(self._opaque).nbytes if self._opaque else 0)
+        return count_bytes(self.recurrent()) + (look_into(self.opaque).nbytes if self.opaque else 0)
 
     @property
     def nbytes(self) -> int:
         """Bytes of all buffers, including spare capacity."""
         before = 0 if self.ahead is None else count_bytes(list(self.ahead.before.values()))
         waiting = 0 if self.hidden is None else self.hidden.waiting_nbytes
-        return sum([layer.nbytes for layer in self._kv_layers]) + self.state_nbytes + before + waiting
+        return sum([layer.nbytes for layer in self.kv_layers]) + self.state_nbytes + before + waiting
 
     def arrays(self) -> list[mx.array]:
         """All arrays of all layers: evaluating them computes the states."""
-        entries = [plane for layer in self.kv_layers() for plane in layer.state]
-        return [*entries, *arrays_of(self.recurrent()), *look_into(self.opaque()).arrays]
+        entries = [plane for layer in self.kv_layers for plane in layer.state]
+        return [*entries, *arrays_of(self.recurrent()), *look_into(self.opaque).arrays]
 
     def reserve(self, length: int) -> None:
         """Expect the sequences to reach this length: buffers are allocated for it at once."""
-        for state in self.states():
+        for state in self.states:
             if isinstance(state, KvLayer):
                 state.reserve(length)
 
@@ -139,7 +130,7 @@ class SequenceBatch:
         return logits
 
     def _forward_seeing(self, model: SeeingModel, tokens: mx.array, inputs: PassInputs | None) -> mx.array:
-        both_ways = () if inputs is None else [s for s in self.kv_layers() if type(s.kind) in self.blueprint.both_ways]
+        both_ways = () if inputs is None else [s for s in self.kv_layers if type(s.kind) in self.blueprint.both_ways]
         for layer in both_ways:
             layer.blocks = inputs.blocks if inputs is not None else ()
         try:
@@ -191,7 +182,7 @@ class SequenceBatch:
 
     def save_recurrent(self) -> Mapping[int, list[mx.array | None]]:
         """The current recurrent states, by layer: references, not copies."""
-        return {i: [copy.copy(a) for a in s.cache] for i, s in enumerate(self.states()) if isinstance(s, StateLayer)}
+        return {i: [copy.copy(a) for a in s.cache] for i, s in enumerate(self.states) if isinstance(s, StateLayer)}
 
     def undo_last(self, num: int | Sequence[int], before: Mapping[int, list[mx.array | None]]) -> None:
         """Undo the last `num` tokens, of all rows or of each, all of one pass.
@@ -203,7 +194,7 @@ class SequenceBatch:
             self.write_waiting()
         elif self.hidden is not None and nums[0] > 0:
             self.hidden.undo_waiting(nums[0])
-        for i, state in enumerate(self.states()):
+        for i, state in enumerate(self.states):
             if isinstance(state, StateLayer):
                 state.undo_last(nums, before[i])
             elif isinstance(state, KvLayer):
@@ -223,7 +214,7 @@ class SequenceBatch:
         """Write the entries that the head has put off, before anyone reads them; lazy."""
         last = self.hidden
         if last is not None and last.write_waiting is not None:
-            own = [layer for layer in self.kv_layers() if isinstance(layer, FullLayer) and layer.hides_first]
+            own = [layer for layer in self.kv_layers if isinstance(layer, FullLayer) and layer.hides_first]
             last.write_waiting(own, last)
 
     # Joining and leaving.
@@ -233,7 +224,7 @@ class SequenceBatch:
         assert all(rows.ahead is None for rows in (self, *others))
         for rows in (self, *others):
             rows.write_waiting()
-        columns = zip(*(rows.states() for rows in (self, *others)), strict=True)
+        columns = zip(*(rows.states for rows in (self, *others)), strict=True)
         for mine, *theirs in columns:
             mine.join(theirs)
         self.lengths = [length for rows in (self, *others) for length in rows.lengths]
@@ -244,7 +235,7 @@ class SequenceBatch:
         """Keep these sequences, in this order."""
         assert self.ahead is None
         self.write_waiting()
-        for state in self.states():
+        for state in self.states:
             if len(rows) == 1:
                 state.take(rows[0])
             else:
@@ -258,7 +249,7 @@ class SequenceBatch:
         assert self.ahead is None
         self.write_waiting()
         twin = SequenceBatch(self.blueprint)
-        for mine, fresh in zip(self.states(), twin.states(), strict=True):
+        for mine, fresh in zip(self.states, twin.states, strict=True):
             for name, value in cast(dict[str, Any], vars(mine)).items():
                 setattr(fresh, name, list(cast(list[Any], value)) if isinstance(value, list) else value)
         twin.lengths, twin.owners, twin.images = list(self.lengths), list(self.owners), list(self.images)
@@ -274,20 +265,17 @@ class SequenceSource:
     rows: SequenceBatch
     row: int
 
-    def _layers(self, kind: KvKind) -> list[KvLayer]:
-        return self.rows.layers(kind)
-
     def segment_nbytes(self, kind: KvKind, length: int) -> int:
         """Bytes of `length` positions in all layers of a kind."""
         return sum(
             plane.shape[1] * plane.shape[3] * plane.dtype.size * length
-            for layer in self._layers(kind)
+            for layer in self.rows.layers(kind)
             for plane in layer.planes
         )
 
     def snapshot_nbytes(self) -> int:
         """Bytes of the recurrent and opaque states."""
-        return (count_bytes(self.rows.saved()) + look_into(self.rows.opaque()).nbytes) // self.rows.num_rows
+        return (count_bytes(self.rows.saved()) + look_into(self.rows.opaque).nbytes) // self.rows.num_rows
 
     def segment(self, kind: KvKind, span: Span) -> SegmentPayload:
         """The entries of `span`, as a payload for the cache."""
@@ -295,7 +283,7 @@ class SequenceSource:
 
     def copy(self, kind: KvKind, span: Span) -> PackedSegment:
         """A copy of the entries of `span`, which lies within what `kind` needs at this position."""
-        layers = self._layers(kind)
+        layers = self.rows.layers(kind)
         planes = [plane for layer in layers for plane in layer.read(self.row, span)]
         # If joining a batch was interrupted, some layers may already have moved.
         assert len(planes) == sum(layer.num_planes for layer in layers), "entries of some layers are gone"
@@ -306,7 +294,7 @@ class SequenceSource:
         assert self.rows.ahead is None
         row = slice(self.row, self.row + 1)
         recurrent = [[None if a is None else a[row] for a in arrays] for arrays in self.rows.saved()]
-        return save(recurrent, self.rows.opaque())
+        return save(recurrent, self.rows.opaque)
 
 
 def growth(parts: Mapping[int, SequenceBatch], owners: frozenset[int], num: int, fresh: Mapping[KvKind, float]) -> int:
@@ -319,7 +307,7 @@ def growth(parts: Mapping[int, SequenceBatch], owners: frozenset[int], num: int,
     num_rows = sum(id(owner) in owners for rows in groups for owner in rows.owners)
     if len(groups) == 1 and num_rows == groups[0].num_rows:
         total = 0
-        for layer in groups[0].kv_layers():
+        for layer in groups[0].kv_layers:
             more = layer.growth_for(num)
             # Asked for every token, and mostly there is room: what an entry takes is then not looked up.
             total += more * num_rows * _each(layer, fresh) if more != 0 else 0
@@ -327,7 +315,7 @@ def growth(parts: Mapping[int, SequenceBatch], owners: frozenset[int], num: int,
     # Sequences that do not take part keep their buffers; groups that join completely are copied and freed.
     gone = [rows for rows in groups if all(id(owner) in owners for owner in rows.owners)]
     total = 0
-    for column in zip(*(rows.kv_layers() for rows in groups), strict=True):
+    for column in zip(*(rows.kv_layers for rows in groups), strict=True):
         total += KvLayer.capacity_joined(column, num) * num_rows * max(_each(layer, fresh) for layer in column)
     kept = sum(rows.state_nbytes // rows.num_rows * sum(id(o) in owners for o in rows.owners) for rows in groups)
     return max(0, total + kept - sum(rows.nbytes for rows in gone))
