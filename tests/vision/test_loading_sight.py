@@ -16,6 +16,7 @@ from reprise.chat.rendering.render import Renderer
 from reprise.chat.request import ChatRequest
 from reprise.core.errors import BadRequest, LoadFailed
 from reprise.core.images import ImageFile, digest_of
+from reprise.core.settings import Settings
 from reprise.engine.models import vision
 from reprise.engine.models.adapters import with_adapter
 from reprise.engine.models.load import load_model, with_template
@@ -114,9 +115,9 @@ def test_a_template_without_a_place_for_images_takes_none() -> None:
     seen = seeing("qwen3_5")
     source = str(seeing_model("qwen3_5"))
     plain = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
-    text = with_template(seen, source, chat_template=plain, learnt=None, trusts_remote_code=False)
+    text = with_template(seen, Settings(model=source, chat_template=plain))
     assert text.images is None
-    again = with_template(seen, source, chat_template=None, learnt=None, trusts_remote_code=False)
+    again = with_template(seen, Settings(model=source))
     assert again.images is not None
 
 

@@ -248,13 +248,7 @@ def _service(
     own, engines = entry.settings, served.group.settings
     text = loaded.text
     if _written_by(own) != _written_by(engines):
-        text = with_template(
-            loaded,
-            own.model,
-            chat_template=own.chat_template,
-            learnt=own.learnt,
-            trusts_remote_code=own.trusts_remote_code,
-        )
+        text = with_template(loaded, own)
     fault = syntax_fault(text)
     if fault is not None:
         log.error("%s: the chat template does not parse, so chats are refused: %s", entry.id, fault)

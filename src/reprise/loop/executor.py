@@ -23,7 +23,7 @@ from reprise.schedule.state import Slice, Speed
 
 
 class Executor:
-    """Runs one pass at a time. Owns the measured speed."""
+    """Runs one pass at a time."""
 
     def __init__(self, sequences: SequencePool, *, context: int | None, clock: Clock) -> None:
         """`context`: the most positions of one sequence."""
@@ -32,6 +32,7 @@ class Executor:
         self._context = context
         self._clock = clock
         self.speed = Speed()
+        """As measured so far: of its passes, and of what the worker does beside them."""
         loaded = runner.loaded
         self.price = price_by_dimensions(loaded.model, loaded.blueprint, loaded.config, runner.footprint)
         """What a pass takes at its peak. Immutable; any thread may ask."""
@@ -49,7 +50,7 @@ class Executor:
             self._runner.prefill(lives, chunks)
         if is_plain:
             self.note_peak(num, deepest, device_memory.read_peak(before))
-        self.note_prefill(num, self._clock() - started_s, position=first.start)
+        self.speed = self.speed.after_prefill(num, self._clock() - started_s, position=first.start)
 
     def try_a_pass(self, num: int) -> None:
         """Measure the peak of a pass over `num` tokens, before any request arrives."""
@@ -170,29 +171,9 @@ class Executor:
 
     # Measurements.
 
-    def note_prefill(self, num_tokens: int, seconds: float, *, position: int) -> None:
-        """Record that a pass over `num_tokens` of prompts from `position` took `seconds`."""
-        self.speed = self.speed.after_prefill(num_tokens, seconds, position=position)
-
     def note_peak(self, num_tokens: int, position: int, reading: PassReading) -> None:
         """Record what a pass over `num_tokens` of all its rows at `position` took beside the states."""
         self.price = self.price.after_pass(num_tokens, position, reading)
-
-    def note_tower(self, num_rows: int, seconds: float) -> None:
-        """Record what the tower took for an image of `num_rows` placeholders."""
-        self.speed = self.speed.after_tower(num_rows, seconds)
-
-    def note_load(self, num_tokens: int, seconds: float) -> None:
-        """Record that `num_tokens` of a prompt were read from disk in `seconds`."""
-        self.speed = self.speed.after_load(num_tokens, seconds)
-
-    def note_decode(self, seconds: float) -> None:
-        """Record the time of one pass of every decode group."""
-        self.speed = self.speed.after_decode(seconds)
-
-    def note_generation(self, seconds: float) -> None:
-        """Record the time from a request's first decoded token to its last."""
-        self.speed = self.speed.after_generation(seconds)
 
 
 def _rows(group: Sequence[RunningRequest], lives: Sequence[LiveSequence], *, context: int | None) -> list[DecodingRow]:

@@ -40,7 +40,7 @@ class Preemption:
                     continue
                 break
             whose, youngest = max(running, key=lambda each: (each[1].is_settle, each[1].arrived_s))
-            whose.preempt(youngest)
+            whose._requests.run_isolated(youngest, whose.preempt)
             going = [request for request in going if request.is_running]
         return going
 
@@ -54,10 +54,6 @@ class Preemption:
         return self._sequences.runner.features.release_held(needed)
 
     def preempt(self, request: RunningRequest) -> None:
-        """Preempt a request; on an error, only this request fails."""
-        self._requests.run_isolated(request, self._preempt)
-
-    def _preempt(self, request: RunningRequest) -> None:
         """Store what the cache can take, free the request's state, and queue the request again."""
         assert request.live is not None
         log.info("request %s was preempted at token %d for lack of memory", request.id, request.position)

@@ -93,11 +93,11 @@ class Admission:
     """What a request reused at its first admission."""
 
     at_s: float
-    num_reused: int
+    num_reused: int = 0
     """Where prefill started."""
-    num_settled: int
-    num_loaded: int
-    saved_s: float
+    num_settled: int = 0
+    num_loaded: int = 0
+    saved_s: float = 0.0
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -320,22 +320,20 @@ class RunningRequest:
 
     def outcome(self, now_s: float) -> Outcome:
         stats, prompt = self.stats, len(self.job.prompt)
-        first_s, admission = stats.first_token_s, stats.admission
+        first_s, is_admitted = stats.first_token_s, stats.admission is not None
+        admission = stats.admission or Admission(at_s=now_s, num_loaded=self.reading.num_loaded)
         computed = min(max(self.position, stats.reached) if self.is_running else stats.reached, prompt)
-        reused = admission.num_reused if admission is not None else 0
-        loaded = admission.num_loaded if admission is not None else self.reading.num_loaded
-        admitted_s = admission.at_s if admission is not None else now_s
         # A request that ended early may have encoded an image that it never computed.
         num_images = max(stats.num_images_encoded, sum(s.stop <= computed for s in self.job.prompt.spans))
         return Outcome(
             num_prompt=prompt,
             num_matched=stats.matched,
             num_evicted=stats.num_evicted,
-            num_reused=reused,
-            num_prefilled=max(0, computed - reused) if admission is not None else 0,
-            num_settled=admission.num_settled if admission is not None else 0,
-            num_loaded=loaded,
-            num_awaited=max(0, reused - stats.first_resume_at - loaded),
+            num_reused=admission.num_reused,
+            num_prefilled=max(0, computed - admission.num_reused) if is_admitted else 0,
+            num_settled=admission.num_settled,
+            num_loaded=admission.num_loaded,
+            num_awaited=max(0, admission.num_reused - stats.first_resume_at - admission.num_loaded),
             num_generated=len(self.generated),
             num_images_encoded=stats.num_images_encoded,
             num_images_reused=num_images - stats.num_images_encoded,
@@ -348,10 +346,10 @@ class RunningRequest:
             stored_next=stats.continues,
             checkpoints=stats.checkpoints,
             pin=stats.pin,
-            saved_s=admission.saved_s if admission is not None else 0.0,
-            queued_s=admitted_s - self.arrived_s,
+            saved_s=admission.saved_s,
+            queued_s=admission.at_s - self.arrived_s,
             loading_s=stats.loading_s,
-            prefill_s=(first_s if first_s is not None else now_s) - admitted_s,
+            prefill_s=(first_s if first_s is not None else now_s) - admission.at_s,
             first_pass_s=first_s - stats.decode_began_s
             if first_s is not None and stats.decode_began_s is not None
             else 0.0,

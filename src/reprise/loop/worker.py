@@ -111,8 +111,7 @@ class Worker:
                 raise no_room_for_requests(loaded.name, room=shared.state_budget, least=least)
             self.memory = Memory(shared=shared)
         largest = max(footprint.by_kind.values(), default=1)
-        sizes = SegmentSizes()
-        sizes = replace(sizes, longest=max(_LEAST_SEGMENT, min(sizes.longest, SEGMENT_NBYTES // largest)))
+        sizes = SegmentSizes(longest=max(_LEAST_SEGMENT, min(SegmentSizes().longest, SEGMENT_NBYTES // largest)))
         most = MOST_KEPT_NBYTES if settings.has_prefix_cache else 0
         self.runner.features = FeatureCache(
             self.memory,
@@ -233,7 +232,7 @@ class Worker:
         busy_s = self.executor.speed.decode_s + self._tower_s() if decodes else 0.0
         self._allowance.renew(decode_s=busy_s, num_sharing=1 + self.num_others)
         for request, seconds in self.prefixes.take_loaded():
-            self.executor.note_load(request.reading.num_loaded, seconds)
+            self.executor.speed = self.executor.speed.after_load(request.reading.num_loaded, seconds)
         for request in [request for request in self.requests.values() if request.is_restoring]:
             self.requests.run_isolated(request, self._restore)
         step = self._schedule()
@@ -287,7 +286,7 @@ class Worker:
                 there = [self.requests[job_id] for job_id in group.ids if self.requests.get(job_id) is not None]
                 yield from self._decode(there, key=group.key)
             self.sequences.measure()
-            self.executor.note_decode(self._clock() - started_s)
+            self.executor.speed = self.executor.speed.after_decode(self._clock() - started_s)
 
     def _take(self, request: RunningRequest, result: Result) -> None:
         """Process what one request got from a pass."""
@@ -447,17 +446,17 @@ class Worker:
         stats, foreseen_s, started_s = request.stats, self.executor.speed.tower_s(num), self._clock()
         self.runner.encode(image.image, holder=request.id)
         seconds = self._clock() - started_s
-        self.executor.note_tower(num, seconds)
+        self.executor.speed = self.executor.speed.after_tower(num, seconds)
         stats.num_images_encoded += 1
         stats.tower_s += seconds
         stats.tower_foreseen_s += foreseen_s
 
     def _sample_with(self, request: RunningRequest, piece: Slice) -> Iterator[tuple[RunningRequest, Result]]:
         """The pass over a last slice, which gives the answer's first token."""
-        started_s = self._clock()
+        started_s, executor = self._clock(), self.executor
         self.requests.run_isolated(request, self._begin_decode)
         for each, result in self._decode([request], key=None):
-            self.executor.note_prefill(len(piece), self._clock() - started_s, position=piece.start)
+            executor.speed = executor.speed.after_prefill(len(piece), self._clock() - started_s, position=piece.start)
             # Its last token is counted with the first of its answer.
             self.requests.note_prefilled(each, len(piece) - 1)
             self._note_progress(each, piece.stop)
@@ -549,7 +548,7 @@ class Worker:
         is_at_end = context is not None and length >= context
         reason = FinishReason.LENGTH if result.reason is None and is_at_end else result.reason
         if reason is not None:
-            self.executor.note_generation(now_s - request.stats.first_token_s)
+            self.executor.speed = self.executor.speed.after_generation(now_s - request.stats.first_token_s)
             self._complete(request, reason)
         elif is_first:
             self.prefixes.store_for_repeats(request)

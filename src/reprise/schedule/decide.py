@@ -71,7 +71,11 @@ def decide(state: SchedulerState, limits: SchedulerLimits) -> Step:
     prefill pass and all decode groups; settle if there is nothing else, or nothing but the answer that starts what is
     settled. All decoding rows run in each step that computes. O(waiting × running).
     """
-    requests = _requests(state)
+    requests = replace(
+        state,
+        waiting=tuple(job for job in state.waiting if not job.is_settle and not state.is_closed),
+        prefilling=tuple(job for job in state.prefilling if not job.is_settle),
+    )
     is_busy = len(requests.waiting) + len(requests.prefilling) + len(requests.decoding) > 0
     if not is_busy:
         return Step() if state.is_closed else _settle(state, limits)
@@ -81,14 +85,6 @@ def decide(state: SchedulerState, limits: SchedulerLimits) -> Step:
         return Step(give_up=settling)
     step = _serve(requests, limits)
     return step if answer is None else _settle_beside(answer, step, state, limits)
-
-
-def _requests(state: SchedulerState) -> SchedulerState:
-    return replace(
-        state,
-        waiting=tuple(job for job in state.waiting if not job.is_settle and not state.is_closed),
-        prefilling=tuple(job for job in state.prefilling if not job.is_settle),
-    )
 
 
 def _settle(state: SchedulerState, limits: SchedulerLimits) -> Step:

@@ -65,7 +65,7 @@ class SharedBases:
             self._latest[_place(source)] = base
             # An embedder has no layer states, template or head to have in another form.
             is_other = options != self._options[base] and base.embedder is None
-            loaded = on_weights_of(base, source, **options) if is_other else base
+            loaded = on_weights_of(base, settings) if is_other else base
         return loaded if settings.adapter_path is None else with_adapter(loaded, settings.adapter_path)
 
 

@@ -347,15 +347,13 @@ def read_embedder(
         raise LoadFailed(f"{source}: it cannot be loaded as an embedder: {first_line(error)}") from error
     model = EmbedderModel(body, head, _nbytes_per_token(config))
     model.eval()
-    last = head.score if isinstance(head, ScoringHead) else None
-    width = plan_width(head, config)
-    assert last is None or width == 1, "a reranker has one score"
+    width = _width(head, config)
     longest = [bound for bound in (plan.max_tokens, _positions(body, config)) if bound is not None]
     max_tokens = min(longest, default=None)
     return model, _side(tokenizer, plan, width, max_tokens, int(config["vocab_size"]))
 
 
-def plan_width(head: PoolingHead | ScoringHead | AnswerHead, config: Mapping[str, Any]) -> int:
+def _width(head: PoolingHead | ScoringHead | AnswerHead, config: Mapping[str, Any]) -> int:
     """The dimensions of what a head gives."""
     if not isinstance(head, PoolingHead):
         return 1

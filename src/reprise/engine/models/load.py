@@ -31,7 +31,7 @@ from reprise.core.errors import LoadFailed, first_line
 from reprise.core.installation import mend_line
 from reprise.core.job import Number, read_generation_config
 from reprise.core.kinds import Full
-from reprise.core.settings import KV_GROUP_SIZES
+from reprise.core.settings import KV_GROUP_SIZES, Settings
 from reprise.disk.folders.model_folder import PartsElsewhere
 from reprise.engine.models.embedders import EmbedderPlan, is_encoder, look_for_embedder, read_embedder
 from reprise.engine.models.fingerprint import fingerprint_of
@@ -53,7 +53,10 @@ from reprise.engine.states.layers import FullLayer
 from reprise.engine.states.seeing import Vision
 from reprise.engine.states.sequence_batch import SequenceBatch
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("reprise.engine")
+
+_TRIAL = (3, 2, 1, 1)
+"""Tokens per pass: prefill of an empty and a non-empty state, and decode, which some models implement separately."""
 
 _CONTEXT_KEYS = ("max_position_embeddings", "max_sequence_length", "n_positions", "max_seq_len", "seq_length")
 
@@ -269,23 +272,14 @@ def _num_parameters(model: nn.Module) -> int | None:
         return None  # A layer that is quantized in another form than mlx-lm's.
 
 
-def on_weights_of(
-    held: LoadedModel,
-    source: str,
-    *,
-    kv_bits: int | None = None,
-    kv_group_size: int = 64,
-    chat_template: str | None = None,
-    learnt: str | None = None,
-    trusts_remote_code: bool = False,
-    mtp: str = "off",
-) -> LoadedModel:
-    """The model as `load_model` would give it, on the weights of `held`, which was read from the same files.
+def on_weights_of(held: LoadedModel, settings: Settings) -> LoadedModel:
+    """The model that the settings name, on the weights of `held`, which was read from the same files.
 
     Raises LoadFailed.
     """
+    source, kv_bits, kv_group_size = settings.model, settings.kv_bits, settings.kv_group_size
     directory = model_directory(source, downloads=False)
-    model, head = attach_head(without_head(held.model), held.config, directory, mtp=mtp)
+    model, head = attach_head(without_head(held.model), held.config, directory, mtp=settings.head_source)
     if kv_bits is not None:
         check_quantised(model, source, bits=kv_bits, group_size=kv_group_size)
     weights = dict(tree_flatten(model.parameters()))
@@ -295,10 +289,8 @@ def on_weights_of(
         model=model,
         head=head,
         nbytes=nbytes,
-        name=Path(source).expanduser().name if is_local(source) else source,
-        text=with_template(
-            held, source, chat_template=chat_template, learnt=learnt, trusts_remote_code=trusts_remote_code
-        ),
+        name=directory.name if is_local(source) else source,
+        text=with_template(held, settings),
         blueprint=blueprint_with_head(model, kv_bits=kv_bits, kv_group_size=kv_group_size),
         fingerprint=_fingerprint(model, _facts(held.config, kv_bits, kv_group_size, held.vision)),
         base=held,
@@ -529,21 +521,19 @@ def find_vision(source: str) -> Vision | None:
     return None if read is None else read.vision
 
 
-def with_template(
-    loaded: LoadedModel,
-    source: str,
-    *,
-    chat_template: str | None,
-    learnt: str | None,
-    trusts_remote_code: bool,
-) -> TextModel:
-    """The text side of a model that was loaded from `source`, with another chat template (Jinja source; None: the
-    model's own) or another file of what is learnt. Raises LoadFailed."""
-    directory = model_directory(source, downloads=False)
-    chosen = _tokenizer_config(chat_template, trusts_remote_code=trusts_remote_code)
-    tokenizer = _load_tokenizer(str(directory), source, chosen, eos=loaded.config.get("eos_token_id"))
+def with_template(loaded: LoadedModel, settings: Settings) -> TextModel:
+    """The text side of a loaded model with the chat template of the settings that name it, or their file of what is
+    learnt. Raises LoadFailed."""
+    directory = model_directory(settings.model, downloads=False)
+    chosen = _tokenizer_config(settings.chat_template, trusts_remote_code=settings.trusts_remote_code)
+    tokenizer = _load_tokenizer(str(directory), settings.model, chosen, eos=loaded.config.get("eos_token_id"))
     return _whole_text(
-        tokenizer, directory, loaded.config, vocab_size=loaded.vocab_size, vision=loaded.vision, learnt=learnt
+        tokenizer,
+        directory,
+        loaded.config,
+        vocab_size=loaded.vocab_size,
+        vision=loaded.vision,
+        learnt=settings.learnt,
     )
 
 
@@ -560,12 +550,6 @@ def _config(source: str) -> dict[str, Any]:
     directory = Path(source).expanduser() if is_local(source) else local_directory(source)
     file = None if directory is None else directory / "config.json"
     return json.loads(file.read_text(encoding="utf-8")) if file is not None and file.is_file() else {}
-
-
-log = logging.getLogger("reprise.engine")
-
-_TRIAL = (3, 2, 1, 1)
-"""Tokens per pass: prefill of an empty and a non-empty state, and decode, which some models implement separately."""
 
 
 def vocabulary_size(model: nn.Module, blueprint: Blueprint) -> int:
