@@ -124,7 +124,7 @@ def test_namespaces_are_cleared_and_counted_apart(layout: Layout) -> None:
     for namespace in ("a", "b"):
         trial.commit(CHAT[:20], namespace=namespace)
         assert trial.cache.pin(as_tokens(CHAT[:20]), namespace=namespace, until=5.0)
-    assert [trial.cache.tree.namespace_of(mark) for mark in trial.cache.pins] == ["a", "b"]
+    assert [trial.cache.tree.namespace_of(mark.node) for mark in trial.cache.pins] == ["a", "b"]
     assert (
         trial.cache.pins.total_of(trial.cache.pinned("a")).nbytes * 2
         == trial.cache.pins.total().nbytes

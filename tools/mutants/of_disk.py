@@ -159,8 +159,8 @@ DISK_MUTANTS = (
     _mutant(
         "ReadAhead._commit_to",
         "what was read in parts is joined in one step",
-        "read.target.seams",
-        "None",
+        "source, seams = read.target.source(position), read.target.records.seams",
+        "source, seams = read.target.source(position), None",
         _RESTORE_STEPS,
     ),
     _mutant(

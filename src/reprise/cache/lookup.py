@@ -95,7 +95,7 @@ def _stored_position(layout: Layout, match: Match, limit: int) -> int:
         # Exactly the checkpoints are resumable: only they have snapshots (`check()` verifies the rest).
         below = (node.checkpoints.highest(limit) for node in reversed(match.walk.nodes))
         return next((at for at in below if at is not None), 0)
-    runs = stored_runs(layout, match.walk)
+    runs = {kind: _runs_of(kind, match.walk, Span(0, match.walk.length)) for kind in layout.kinds}
     position = limit
     # Each kind can only lower the position: the fixed point is the largest one possible for all.
     while True:
@@ -152,11 +152,6 @@ def _ghost_path(match: Match) -> GhostPath | None:
         return None
     there = (path for path in reversed(ghosts.paths) if path.start == match.length)
     return next((path for path in there if path.is_on(match.tokens[match.length :])), None)
-
-
-def stored_runs(layout: Layout, walked: Walk) -> dict[KvKind, tuple[Span, ...]]:
-    """The positions on the walked path that have entries, by kind, as sorted disjoint spans."""
-    return {kind: _runs_of(kind, walked, Span(0, walked.length)) for kind in layout.kinds}
 
 
 def missing(

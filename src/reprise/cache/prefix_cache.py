@@ -524,19 +524,16 @@ class PrefixCache:
 
     def unpin(self, name: str, *, namespace: str, owner: str = "") -> bool:
         """Remove this owner from the pin with this id. False if the owner has no such pin."""
-        checkpoint = self._pinned(name, namespace)
+        checkpoint = next((c for c in self.pinned(namespace) if pin_id(self.prefix_of(c)) == name), None)
         return checkpoint is not None and self.pins.disown(checkpoint, owner)
 
     def pinned(self, namespace: str) -> list[Checkpoint]:
         """The pinned checkpoints of a namespace, oldest pin first. O(pins × depth)."""
-        return [checkpoint for checkpoint in self.pins if self.tree.namespace_of(checkpoint) == namespace]
+        return [checkpoint for checkpoint in self.pins if self.tree.namespace_of(checkpoint.node) == namespace]
 
     def prefix_of(self, checkpoint: Checkpoint) -> Tokens:
         """The tokens before the checkpoint."""
         return join_tokens(*(node.tokens for node in path_to(checkpoint.node)))[: checkpoint.position]
-
-    def _pinned(self, name: str, namespace: str) -> Checkpoint | None:
-        return next((c for c in self.pinned(namespace) if pin_id(self.prefix_of(c)) == name), None)
 
     def _pin(self, checkpoint: Checkpoint) -> Pin:
         until = self.pins.until(checkpoint)
@@ -580,14 +577,7 @@ class PrefixCache:
                     self.pins.discard(checkpoint)
                 else:
                     self.pins.disown(checkpoint, owner)
-            # Repeat: dropping the end of a path makes its new end evictable.
-            while checkpoints := list(self.tree.checkpoints(name)):
-                num_before = self._evictions.total()
-                for checkpoint in checkpoints:
-                    if checkpoint.is_in_tree and self._may_evict(checkpoint):
-                        self._evict(checkpoint, "cleared")
-                if self._evictions.total() == num_before:
-                    break
+            self._evict_all(self.tree.roots[name], "cleared")
             self.tree.forget_lost(subtree(self.tree.roots[name]))
             self.tree.remove_empty_root(name)
         self.order.sweep()
@@ -605,14 +595,9 @@ class PrefixCache:
         """
         nodes = self.tree.walk(tokens, namespace).nodes
         for top in nodes[1:2]:
-            while checkpoints := [c for node in subtree(top) for c in node.checkpoints.values()]:
-                num_before = self._evictions.total()
-                for checkpoint in checkpoints:
-                    self.pins.discard(checkpoint)
-                    if checkpoint.is_in_tree and self._may_evict(checkpoint):
-                        self._evict(checkpoint, "audit")
-                if self._evictions.total() == num_before:
-                    break
+            for checkpoint in [c for node in subtree(top) for c in node.checkpoints.values()]:
+                self.pins.discard(checkpoint)
+            self._evict_all(top, "audit")
             self.tree.forget_lost((nodes[0], *subtree(top)))
         self.order.sweep()
 
@@ -623,6 +608,17 @@ class PrefixCache:
             self.rows.discard(checkpoint)
         self.order.clear()
         self.tree.reset()
+
+    def _evict_all(self, top: Node, reason: str) -> None:
+        """Evict what may be evicted of a node and below."""
+        # Repeat: dropping the end of a path makes its new end evictable.
+        while checkpoints := [c for node in subtree(top) for c in node.checkpoints.values()]:
+            num_before = self._evictions.total()
+            for checkpoint in checkpoints:
+                if checkpoint.is_in_tree and self._may_evict(checkpoint):
+                    self._evict(checkpoint, reason)
+            if self._evictions.total() == num_before:
+                break
 
     def _evict_for(self, nbytes: int, new: EvictionCandidate | None) -> bool:
         """Evict until `nbytes` fit, but nothing that scores higher than `new`. False if they do not fit."""

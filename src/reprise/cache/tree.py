@@ -90,9 +90,9 @@ class RadixTree:
                 break
         return Walk(nodes=tuple(nodes), length=at)
 
-    def namespace_of(self, checkpoint: Checkpoint) -> str:
-        """The namespace of a checkpoint. O(depth + namespaces)."""
-        root = path_to(checkpoint.node)[0]
+    def namespace_of(self, node: Node) -> str:
+        """The namespace of a node. O(depth + namespaces)."""
+        root = path_to(node)[0]
         return next(name for name, known in self.roots.items() if known is root)
 
     def leased_nbytes(self) -> int:
@@ -306,7 +306,11 @@ class RadixTree:
         """
         runs = {kind: _run_within(node.segments[kind], spans[kind]) for kind in spans if kind in node.segments}
         rests = {
-            kind: [segment.cut(part) for segment in node.segments[kind][run] for part in _parts(segment, spans[kind])]
+            kind: [
+                segment.cut(part)
+                for segment in node.segments[kind][run]
+                for part in subtract((segment.span,), spans[kind])
+            ]
             for kind, run in runs.items()
         }
         for kind, run in runs.items():
@@ -331,8 +335,7 @@ class RadixTree:
         """Remove a leaf without checkpoints and leases; returns its parent."""
         parent = leaf.parent
         assert parent is not None and leaf.num_leases == 0 and not leaf.checkpoints and not leaf.children, leaf.start
-        first = int(leaf.tokens[0])
-        del parent.children[first]
+        del parent.children[int(leaf.tokens[0])]
         self._set_segments(leaf, {})
         self._count(leaf, num_nodes=-1, num_tokens=-len(leaf.tokens))
         del self._nodes[leaf.serial]
@@ -577,10 +580,6 @@ def _run_within(segments: Sequence[Segment], spans: Sequence[Span]) -> slice:
         return slice(0, 0)
     first = bisect_right(segments, spans[0].start, key=lambda segment: segment.span.stop)
     return slice(first, bisect_left(segments, spans[-1].stop, key=lambda segment: segment.span.start))
-
-
-def _parts(segment: Segment, dropped: Sequence[Span]) -> tuple[Span, ...]:
-    return subtract((segment.span,), dropped)
 
 
 def _joinable(node: Node, longest: int, *, is_growing: bool = False) -> tuple[KvKind, int, int] | None:

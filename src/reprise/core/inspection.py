@@ -85,15 +85,15 @@ class InspectedCheckpoint:
     """A stored position of an edge."""
 
     position: int
-    kind: BoundaryKind | None
+    kind: BoundaryKind | None = None
     """None if it is only on disk, where the kind is not indexed."""
-    nbytes: int
+    nbytes: int = 0
     """Of its snapshot; 0 for models without snapshots."""
     disk_nbytes: int
     """Of the record on disk that ends here; 0 if there is none."""
-    num_uses: int
-    is_superseded: bool
-    pinned_for_s: float | None
+    num_uses: int = 0
+    is_superseded: bool = False
+    pinned_for_s: float | None = None
     """How long it stays pinned (`inf`: until it is unpinned); None if it is not pinned."""
 
 
@@ -113,20 +113,20 @@ class InspectedNode:
     num_tokens: int
     first_tokens: tuple[int, ...]
     """The first few tokens of the edge."""
-    nbytes: int
+    nbytes: int = 0
     """Bytes of entries in memory; checkpoints have their own."""
-    shared_nbytes: int
+    shared_nbytes: int = 0
     """The part that is in the buffers of a sequence."""
     disk_nbytes: int
     """Of the records on disk that end on this edge, including those of its checkpoints."""
     age_s: float
     """Since its last use."""
-    last_use: LastUse
-    num_uses: int
+    last_use: LastUse = LastUse.STORED
+    num_uses: int = 0
     num_children: int
     checkpoints: tuple[InspectedCheckpoint, ...]
     """In order of position."""
-    request_ids: tuple[str, ...]
+    request_ids: tuple[str, ...] = ()
     """Running requests whose leases end here."""
 
 

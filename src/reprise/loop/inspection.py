@@ -195,7 +195,7 @@ def inspect_evictions(cache: PrefixCache, *, nbytes: int, most: int, now_s: floa
         found.append(
             InspectedEviction(
                 node=checkpoint.node.serial,
-                namespace=cache.tree.namespace_of(checkpoint),
+                namespace=cache.tree.namespace_of(checkpoint.node),
                 position=checkpoint.position,
                 kind=checkpoint.kind,
                 nbytes=candidate.nbytes,

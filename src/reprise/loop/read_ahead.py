@@ -278,7 +278,7 @@ class ReadAhead:
         elif taken > 0 or has_more or read.target.is_busy:
             # Records for which this step had no allowance left are progress all the same.
             read.progress_s = now_s
-            is_large = read.target.nbytes >= COMMITTED_AT_ONCE and not read.target.is_busy
+            is_large = read.target.records.nbytes >= COMMITTED_AT_ONCE and not read.target.is_busy
             if self._cache.layout.resumes_anywhere and is_large:
                 self._commit_part(read)
         elif now_s - read.progress_s >= STALLED_S:
@@ -300,7 +300,7 @@ class ReadAhead:
             records = read.fetch.take(1)
             if not records:
                 break
-            read.target.add(records[0])
+            read.target.records.add(records[0])
         return taken
 
     def reads(self) -> tuple[InspectedRead, ...]:
@@ -312,7 +312,7 @@ class ReadAhead:
             namespace=read.namespace,
             node=match.walk.last.serial if match.length > 0 else None,
             position=len(read.tokens),
-            nbytes=read.target.nbytes + read.target.buffer_nbytes,
+            nbytes=read.target.records.nbytes + read.target.buffer_nbytes,
             request_ids=tuple(request.id for request in (*read.requests, *read.next)),
         )
 
@@ -323,7 +323,7 @@ class ReadAhead:
 
     def _commit_part(self, read: _PathRead) -> None:
         """Commit what has been read so far, so that the end of the read does not join too much in one step."""
-        position = min(read.target.stop, len(read.tokens))
+        position = min(read.target.records.stop, len(read.tokens))
         committed = self._commit_to(read, position, BoundaryKind.INTERVAL)
         self._count()
         if committed is not None and not committed.is_resumable:
@@ -334,7 +334,7 @@ class ReadAhead:
         if not read.fetch.failed:
             return len(read.tokens)
         # Records before the failed one are usable if every position is resumable.
-        return min(read.target.stop, len(read.tokens)) if self._cache.layout.resumes_anywhere else 0
+        return min(read.target.records.stop, len(read.tokens)) if self._cache.layout.resumes_anywhere else 0
 
     def _finish(self, read: _PathRead) -> None:
         try:
@@ -346,8 +346,8 @@ class ReadAhead:
     def _commit(self, read: _PathRead) -> None:
         """Commit everything that was read."""
         position, kind = self._end_of(read), BoundaryKind.INTERVAL
-        if not read.fetch.failed and read.target.kind is not None:
-            kind = read.target.kind
+        if not read.fetch.failed and read.target.records.kind is not None:
+            kind = read.target.records.kind
         if not read.is_void and self._commit_to(read, position, kind) is not None:
             read.is_kept = True
             if isinstance(read.target, RestoringSequence):
@@ -363,7 +363,7 @@ class ReadAhead:
         waiting = [request for request in (*read.requests, *read.next) if request.is_waiting]
         before = [self._resume_at(request) for request in waiting]
         try:
-            source, seams = read.target.source(position), read.target.seams
+            source, seams = read.target.source(position), read.target.records.seams
             committed = self._cache.commit(
                 tokens,
                 source,
@@ -405,9 +405,9 @@ class ReadAhead:
 
     def _count(self, *, but: _PathRead | None = None) -> None:
         """Charge what was read and is not committed, except `but`, to `Account.INCOMING`."""
-        nbytes = sum(read.target.nbytes for read in self._reads if read is not but)
+        nbytes = sum(read.target.records.nbytes for read in self._reads if read is not but)
         self._cache.memory.measure(Account.INCOMING, nbytes)
         self._sequences.measure()
 
     def check(self) -> None:
-        self._cache.memory.check({Account.INCOMING: sum(read.target.nbytes for read in self._reads)})
+        self._cache.memory.check({Account.INCOMING: sum(read.target.records.nbytes for read in self._reads)})

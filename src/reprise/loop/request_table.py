@@ -14,12 +14,10 @@ from reprise.engine import memory as device_memory
 from reprise.loop.admission import Gate
 from reprise.loop.requests import Decoding, Ended, Prefilling, RunningRequest, Waiting
 from reprise.loop.sequences import SequencePool
+from reprise.schedule.decide import CHAT_TOKENS
 from reprise.schedule.sharing import common_prefix_lengths
 
 log = logging.getLogger("reprise.loop")
-
-_CHAT_TOKENS = 1024
-"""While there is a prompt longer than this, a short one that shares nothing counts as auxiliary."""
 
 
 class RequestTable(dict[str, RunningRequest]):
@@ -50,7 +48,7 @@ class RequestTable(dict[str, RunningRequest]):
     def has_chat_beside(self, request: RunningRequest) -> bool:
         """Whether another request has a long prompt."""
         others = (other for other in self.values() if other is not request and not other.is_settle)
-        return any(len(other.job.prompt) > _CHAT_TOKENS for other in others)
+        return any(len(other.job.prompt) > CHAT_TOKENS for other in others)
 
     # Arrival.
 

@@ -18,10 +18,9 @@ from reprise.core.inspection import (
     InspectedCheckpoint,
     InspectedNode,
     InspectedTree,
-    LastUse,
     TreePart,
 )
-from reprise.core.tokens import Tokens, common_prefix, join_tokens
+from reprise.core.tokens import common_prefix, join_tokens
 from reprise.disk.store.cache import DiskCache, DiskCursor
 from reprise.loop.requests import Decoding, Prefilling, RunningRequest
 
@@ -232,9 +231,8 @@ def _tops(cache: PrefixCache, part: TreePart) -> list[tuple[str, Node]]:
     node = cache.tree.node(part.under) if isinstance(part.under, int) else None
     if node is None:
         return []
-    root = path_to(node)[0]
-    names = (name for name, known in cache.tree.roots.items() if known is root)
-    return [(name, node) for name in names if part.namespace in (None, name)]
+    name = cache.tree.namespace_of(node)
+    return [(name, node)] if part.namespace in (None, name) else []
 
 
 def edge_tokens(cache: PrefixCache, part: TreePart, *, max_nodes: int) -> list[EdgeTokens]:
@@ -245,13 +243,10 @@ def edge_tokens(cache: PrefixCache, part: TreePart, *, max_nodes: int) -> list[E
         if isinstance(node, Node):
             found.append(EdgeTokens(id=node.serial, start=node.start, tokens=node.tokens))
         else:
-            found.append(EdgeTokens(id=node.id, start=node.start, tokens=_tokens_on_disk(node)))
+            first, *others = node.edges
+            tokens = join_tokens(first.tokens[node.start - first.start :], *(edge.tokens for edge in others))
+            found.append(EdgeTokens(id=node.id, start=node.start, tokens=tokens))
     return found
-
-
-def _tokens_on_disk(run: _DiskRun) -> Tokens:
-    first, *others = run.edges
-    return join_tokens(first.tokens[run.start - first.start :], *(edge.tokens for edge in others))
 
 
 def _inspected_on_disk(run: _DiskRun, shown: _Shown, *, now_s: float) -> InspectedNode:
@@ -267,27 +262,14 @@ def _inspected_on_disk(run: _DiskRun, shown: _Shown, *, now_s: float) -> Inspect
         start=run.start,
         num_tokens=run.stop - run.start,
         first_tokens=tuple(first),
-        nbytes=0,
-        shared_nbytes=0,
         disk_nbytes=sum(edge.nbytes for edge in run.edges),
         age_s=max(0.0, now_s - shown.used_at_s),
-        last_use=LastUse.STORED,
-        num_uses=0,
         num_children=len(shown.branches),
         checkpoints=tuple(
-            InspectedCheckpoint(
-                position=edge.stop,
-                kind=None,
-                nbytes=0,
-                disk_nbytes=edge.tail_nbytes,
-                num_uses=0,
-                is_superseded=False,
-                pinned_for_s=None,
-            )
+            InspectedCheckpoint(position=edge.stop, disk_nbytes=edge.tail_nbytes)
             for edge in run.edges
             if edge.tail_nbytes > 0
         ),
-        request_ids=(),
     )
 
 

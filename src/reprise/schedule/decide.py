@@ -55,13 +55,17 @@ def priority_of(job: WaitingJob | PrefillingJob, state: SchedulerState, limits: 
     )
 
 
-def is_auxiliary_request(*, prompt_len: int, resume_at: int, has_chats: bool, longest: int = 1024) -> bool:
+CHAT_TOKENS = 1024
+"""Longer prompts are those of chats."""
+
+
+def is_auxiliary_request(*, prompt_len: int, resume_at: int, has_chats: bool) -> bool:
     """Whether a request looks auxiliary: a title or tags that a chat front end requests besides the chat.
 
     Such a prompt is short and mostly not cached. `has_chats`: chats with a history are being served; without any there
     is nothing to give way to.
     """
-    return has_chats and prompt_len <= longest and resume_at < prompt_len // 2
+    return has_chats and prompt_len <= CHAT_TOKENS and resume_at < prompt_len // 2
 
 
 def decide(state: SchedulerState, limits: SchedulerLimits) -> Step:

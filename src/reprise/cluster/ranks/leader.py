@@ -145,7 +145,7 @@ def _form(each: Numbered) -> object:
         case RecordEncoder():
             return [(section.dtype, section.shape) for section in each.sections]
         case RecordSource() | RestoringSequence():
-            return each.stop, each.nbytes, each.buffer_nbytes
+            return each.records.stop, each.records.nbytes, each.buffer_nbytes
         case _:
             pass
     layers = [(layer.end, layer.held, layer.capacity, layer.lengths) for layer in each.rows.kv_layers]

@@ -48,7 +48,7 @@ _ENGINE: tuple[tuple[type, tuple[str, ...]], ...] = (
     (PackedSegment, ("cut", "join")),
     (RecordEncoder, ("new", "add_entries", "add_snapshot")),
     (RecordSource, ("new", "_add", "work", "give_up", "_take", "_take_snapshot")),
-    (RestoringSequence, ("new", "_add", "work", "_finish", "give_up")),
+    (RestoringSequence, ("new", "work", "_finish", "give_up")),
 )
 
 

@@ -455,15 +455,11 @@ def _dense(directory: Path) -> Dense:
 def _classifier(
     tensors: Mapping[str, mx.array], body: EncoderBody | DecoderBody, config: Mapping[str, Any]
 ) -> ScoringHead:
-    norm: nn.LayerNorm | None = None
+    norm, pooling = None, Pooling.CLS
     if isinstance(body, DecoderBody):
         first, score, pooling = None, _linear(tensors, "score"), Pooling.LAST
     elif "classifier.out_proj.weight" in tensors:
-        first, score, pooling = (
-            _linear(tensors, "classifier.dense"),
-            _linear(tensors, "classifier.out_proj"),
-            Pooling.CLS,
-        )
+        first, score = _linear(tensors, "classifier.dense"), _linear(tensors, "classifier.out_proj")
     elif "head.norm.weight" in tensors:
         if config.get("classifier_activation", "gelu") != "gelu":
             raise LoadFailed(f"its classifier's activation {config['classifier_activation']!r} is not gelu.")
@@ -473,11 +469,7 @@ def _classifier(
         norm.load_weights([(n.removeprefix("head.norm."), w) for n, w in tensors.items() if n.startswith("head.norm.")])
     else:
         name = next((name for name in tensors if name.endswith("pooler.dense.weight")), "pooler.dense.weight")
-        first, score, pooling = (
-            _linear(tensors, name.removesuffix(".weight")),
-            _linear(tensors, "classifier"),
-            Pooling.CLS,
-        )
+        first, score = _linear(tensors, name.removesuffix(".weight")), _linear(tensors, "classifier")
     if score.weight.shape[0] != 1:
         raise LoadFailed(f"it sorts texts into {score.weight.shape[0]} classes; a reranker has one score.")
     return ScoringHead(first, score, pooling, norm)

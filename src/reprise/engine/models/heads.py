@@ -237,7 +237,8 @@ def _find(config: Mapping[str, Any], directory: Path, *, mtp: str) -> _StoredHea
     if form is None and folder is None:
         return None
     if form is None:
-        raise LoadFailed(f"--mtp {mtp}: the model is of type {config.get('model_type')!r}, and heads are {_known()}")
+        kind, known = config.get("model_type"), ", ".join(sorted(FORMATS))
+        raise LoadFailed(f"--mtp {mtp}: the model is of type {kind!r}, and heads are known of {known}")
     if folder is not None:
         return _in_folder(folder, form, config)
     stored = _in_checkpoint(directory, form, config)
@@ -247,10 +248,6 @@ def _find(config: Mapping[str, Any], directory: Path, *, mtp: str) -> _StoredHea
     return HeadFacts(
         reason=f"its config.json has {form.promised_by} = {promised}, but its files lack the head's tensors"
     )
-
-
-def _known() -> str:
-    return "known of " + ", ".join(sorted(FORMATS))
 
 
 def _text_of(config: Mapping[str, Any]) -> Mapping[str, Any]:

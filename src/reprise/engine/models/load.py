@@ -580,8 +580,9 @@ def check_quantised(model: nn.Module, source: str, *, bits: int, group_size: int
             mx.eval(rows.forward(model, mx.array([[0] * num])), rows.arrays())
     except Exception as error:
         # A model's code may raise anything when it gets a tuple instead of an array.
+        reason = first_line(error).partition(". ")[0].rstrip(".:")
         raise LoadFailed(
-            f"{source}: its attention does not support quantized KV ({_reason(error)}). Start it without --kv-bits."
+            f"{source}: its attention does not support quantized KV ({reason}). Start it without --kv-bits."
         ) from error
 
 
@@ -597,8 +598,3 @@ def _check_widths(model: nn.Module, source: str, group_size: int) -> None:
         f"{source}: entries {' and '.join(map(str, sorted(widths)))} values wide cannot be quantized in groups of "
         f"{group_size}. {advice}."
     )
-
-
-def _reason(error: Exception) -> str:
-    """The first sentence of an error, without its full stop."""
-    return first_line(error).partition(". ")[0].rstrip(".:")

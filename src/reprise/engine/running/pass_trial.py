@@ -119,11 +119,11 @@ class PassTrial:
         found: dict[int, Logits] = {}
         sizes = [1, *sorted({size for size in self._sizes if 1 < size < most} | {most})]
         for size in sizes * _ROUNDS:
-            found[size] = self._undone(tokens[start : start + size])
+            found[size] = self._timed(self._runner.logits_undone, tokens[start : start + size])
             yield
         singles: list[Logits] = []
         for at in range(start, len(tokens)):
-            singles.append(self._fed(tokens[at : at + 1]))
+            singles.append(self._timed(self._runner.logits, tokens[at : at + 1]))
             yield
         self._end()
         single = np.concatenate(singles)
@@ -137,7 +137,7 @@ class PassTrial:
         yield from self._begin(tokens[:SHORT])
         passes: list[Logits] = []
         for at in range(SHORT, len(tokens), size):
-            passes.append(self._fed(tokens[at : at + size]))
+            passes.append(self._timed(self._runner.logits, tokens[at : at + size]))
             yield
         self._end()
         return np.concatenate(passes)
@@ -181,12 +181,6 @@ class PassTrial:
         for live in self._lives:
             self._runner.drop(live)
         self._lives = []
-
-    def _fed(self, tokens: Tokens) -> Logits:
-        return self._timed(self._runner.logits, tokens)
-
-    def _undone(self, tokens: Tokens) -> Logits:
-        return self._timed(self._runner.logits_undone, tokens)
 
     def _timed(self, feed: Callable[[LiveSequence, Tokens], mx.array], tokens: Tokens) -> Logits:
         (live,) = self._lives

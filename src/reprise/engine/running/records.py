@@ -177,6 +177,7 @@ class RestoringSequence:
         self.live = runner.begin()
         self._length = length
         self.records = RecordSource(keeps_full=False)
+        """To which records are added."""
         self._work: deque[tuple[KvLayer, PackedSegment, int]] = deque()
         """(layer, segment to copy into it, index of the layer's first plane in the segment)."""
         self._restore: Restore | None = None
@@ -191,11 +192,6 @@ class RestoringSequence:
         return target, target.live, target.records
 
     @property
-    def nbytes(self) -> int:
-        """Bytes held besides the sequence's buffers."""
-        return self.records.nbytes
-
-    @property
     def buffer_nbytes(self) -> int:
         return self.live.rows.nbytes
 
@@ -203,29 +199,6 @@ class RestoringSequence:
     def is_busy(self) -> bool:
         """Whether something is left to copy into the sequence."""
         return len(self._work) > 0 or self.records.is_busy or self.live.restoration is not None
-
-    @property
-    def stop(self) -> int:
-        """The position where the last added record ends."""
-        return self.records.stop
-
-    @property
-    def kind(self) -> BoundaryKind | None:
-        """See `RecordSource.kind`."""
-        return self.records.kind
-
-    @property
-    def seams(self) -> Mapping[KvKind, Sequence[int]]:
-        """See `RecordSource.seams`."""
-        return self.records.seams
-
-    def add(self, record: DiskRecord) -> None:
-        """See `RecordSource.add`."""
-        parse(record)
-        self._add(record)
-
-    def _add(self, record: DiskRecord) -> None:
-        self.records.add(record)
 
     def work(self) -> int:
         """Copy the next part: of a record, of one layer, or of several small ones. Returns the bytes."""
@@ -390,6 +363,11 @@ class RecordSource:
         """The position where the last added record ends."""
         self.buffer_nbytes = 0
 
+    @property
+    def records(self) -> RecordSource:
+        """As of a `RestoringSequence`, which has one beside its buffers."""
+        return self
+
     @staticmethod
     def new() -> RecordSource:
         """An empty source for whole segments. Those that stand alone are made here alone."""
@@ -520,8 +498,8 @@ class RecordSource:
         return found
 
     def snapshot(self) -> Snapshot:
-        if self._states is None:
-            raise LookupError("the records lack a snapshot")
+        # As in `segment`.
+        self._snapshot()
         return self._take_snapshot()
 
     def _take_snapshot(self) -> Snapshot:

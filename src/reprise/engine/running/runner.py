@@ -370,10 +370,10 @@ class Runner:
             assert rows.ahead is not None
             mx.async_eval(rows.ahead.choices.arrays(), rows.arrays())
         results = _results(members, choices)
-        if any(
-            isinstance(result, TokenFailure) or result.reason is not None or _is_forced(result) for result in results
-        ):
-            rows.step_back()
+        for result in results:
+            # Where the next token is forced, a pass run ahead does not count.
+            if isinstance(result, TokenFailure) or result.reason is not None or result.live.ready.forced() is not None:
+                rows.step_back()
         return results
 
     def verify(
@@ -538,11 +538,6 @@ def _results(lives: Sequence[LiveSequence], choices: SampledBatch) -> list[Token
         live.pending = sampled.token
         results.append(TokenResult(live, (sampled,), reason))
     return results
-
-
-def _is_forced(result: TokenResult) -> bool:
-    """Whether the sequence's next token is forced, so that a pass run ahead does not count."""
-    return result.live.ready.forced() is not None
 
 
 NO_STATE = Footprint(by_kind={}, each={}, snapshot=0, logits=0)

@@ -168,7 +168,7 @@ class TokenSampler:
         """
         if self.is_greedy:
             return mx.argmax(logits, axis=-1)
-        return sample(_logprobs(logits[None]), self.job.sampling, [self.key(num_pending)])[0]
+        return sample(logprobs_of(logits[None]), self.job.sampling, [self.key(num_pending)])[0]
 
     def accept(self, token: int, logprobs: npt.NDArray[np.float32] | None) -> tuple[Sampled, FinishReason | None]:
         """Take `token` as the next one; gives the event, and why the job ends if it does."""
@@ -314,6 +314,13 @@ class SampledBatch:
     def arrays(self) -> list[mx.array]:
         return [self.tokens, *self.logprobs.values()]
 
+    def read(self, row: int) -> npt.NDArray[np.float32] | None:
+        """The log-probabilities of a row, if it wants them. Raises its error if its token is invalid."""
+        if row in self.broken:
+            raise self.broken[row]
+        wanted = self.logprobs.get(row)
+        return None if wanted is None else np.array(wanted)
+
 
 def sample_along(
     sampler: TokenSampler, logits: mx.array, draft: Sequence[int]
@@ -332,10 +339,7 @@ def sample_along(
         choices = sample_batch([sampler] * len(rows), rows, num_pending=range(len(rows)))
         tokens: list[int] = np.array(choices.tokens).tolist()
         for row, token in enumerate(tokens):
-            if row in choices.broken:
-                raise choices.broken[row]
-            wanted = choices.logprobs.get(row)
-            sampled, reason = sampler.accept(token, np.array(wanted) if wanted is not None else None)
+            sampled, reason = sampler.accept(token, choices.read(row))
             taken.append(sampled)
             if reason is not None or len(taken) > len(draft) or token != draft[len(taken) - 1]:
                 return taken, reason
@@ -373,7 +377,7 @@ def sample_batch(
             broken[row] = error
             continue
         if sampler.wants_logprobs:
-            logprobs[row] = _logprobs(shaped[row])
+            logprobs[row] = logprobs_of(shaped[row])
         if forced is not None:
             own[row] = mx.array(forced, dtype=mx.uint32)
         elif sampler.is_greedy:
@@ -384,7 +388,7 @@ def sample_batch(
         try:
             keys = [samplers[row].key(pending[row]) for row in rows]
             # Rows with equal parameters in one operation; each has its own noise.
-            tokens = sample(_logprobs(mx.stack([shaped[row] for row in rows])), samplers[rows[0]].job.sampling, keys)
+            tokens = sample(logprobs_of(mx.stack([shaped[row] for row in rows])), samplers[rows[0]].job.sampling, keys)
         except Exception as error:
             broken |= dict.fromkeys(rows, error)
             continue
@@ -392,8 +396,8 @@ def sample_batch(
     return SampledBatch(_joined(logits, own), logprobs, broken)
 
 
-def _logprobs(logits: mx.array) -> mx.array:
-    # In float32: 16 bits lose the tail.
+def logprobs_of(logits: mx.array) -> mx.array:
+    """Log-probabilities over the last axis, lazy: in float32, since 16 bits lose the tail."""
     wide = logits.astype(mx.float32)
     return wide - mx.logsumexp(wide, axis=-1, keepdims=True)
 
@@ -421,12 +425,8 @@ def accept(
     tokens: list[int] = np.array(choices.tokens).tolist()
     accepted: list[tuple[Sampled, FinishReason | None] | Exception] = []
     for row, (sampler, token) in enumerate(zip(samplers, tokens, strict=True)):
-        if row in choices.broken:
-            accepted.append(choices.broken[row])
-            continue
         try:
-            wanted = choices.logprobs.get(row)
-            accepted.append(sampler.accept(token, np.array(wanted) if wanted is not None else None))
+            accepted.append(sampler.accept(token, choices.read(row)))
         except Exception as error:
             accepted.append(error)
     return accepted

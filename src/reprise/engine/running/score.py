@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import mlx.core as mx
 import numpy as np
 
 from reprise.core.events import Sampled, Scored
 from reprise.core.job import Job
-from reprise.engine.running.sampler import sampled_with
+from reprise.engine.running.sampler import logprobs_of, sampled_with
 
 SCORED_AT_ONCE = 256
 """Positions whose logits are in memory at a time: with a large vocabulary, each takes a megabyte."""
@@ -32,24 +34,18 @@ class PromptScorer:
         assert position < first, "logits of a scored prompt were skipped"
         if stop <= first:
             return
-        wide = logits[first - position - 1 : stop - position - 1].astype(mx.float32)
-        logprobs = wide - mx.logsumexp(wide, axis=-1, keepdims=True)
+        logprobs = logprobs_of(logits[first - position - 1 : stop - position - 1])
         chosen = mx.array(self._tokens[first:stop].astype(np.int32))[:, None]
         own = mx.take_along_axis(logprobs, chosen, axis=-1)[:, 0]
         num_top = min(self._num_top, logits.shape[-1])
-        if num_top == 0:
-            mx.eval(own)
-            self._scored += [
-                sampled_with(token, score) for token, score in zip(chosen[:, 0].tolist(), own.tolist(), strict=True)
-            ]
-            return
-        likeliest = mx.argpartition(-logprobs, kth=num_top - 1, axis=-1)[:, :num_top]
-        top = mx.take_along_axis(logprobs, likeliest, axis=-1)
-        mx.eval(own, likeliest, top)
-        for token, score, tokens, scores in zip(
-            chosen[:, 0].tolist(), own.tolist(), likeliest.tolist(), top.tolist(), strict=True
-        ):
-            self._scored.append(sampled_with(token, score, list(zip(tokens, scores, strict=True))))
+        tops: Sequence[Sequence[tuple[int, float]]] = [()] * (stop - first)
+        if num_top > 0:
+            likeliest = mx.argpartition(-logprobs, kth=num_top - 1, axis=-1)[:, :num_top]
+            scores = mx.take_along_axis(logprobs, likeliest, axis=-1)
+            mx.eval(own, likeliest, scores)
+            tops = [list(zip(*pair, strict=True)) for pair in zip(likeliest.tolist(), scores.tolist(), strict=True)]
+        for token, score, top in zip(chosen[:, 0].tolist(), own.tolist(), tops, strict=True):
+            self._scored.append(sampled_with(token, score, top))
 
     def give(self) -> Scored | None:
         """The scores since the last call, or None if there are none."""

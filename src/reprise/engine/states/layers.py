@@ -201,7 +201,7 @@ class KvLayer:
         return self._last_low
 
     def extend(self, entries: list[mx.array]) -> None:
-        """Append stored entries to a single row: ``(1, heads, n, width)`` for each plane."""
+        """Append entries of n tokens: ``(rows, heads, n, width)`` for each plane."""
         num = entries[0].shape[2]
         self.append(entries)
         self.lengths = [length + num for length in self.lengths]
@@ -483,13 +483,8 @@ class QuantizedLayer(FullLayer):
         self.group_size = group_size
 
     def update_and_fetch(self, keys: mx.array, values: mx.array):  # type: ignore[override]
-        num = keys.shape[2]
-        new = [
-            *mx.quantize(keys, group_size=self.group_size, bits=self.bits),
-            *mx.quantize(values, group_size=self.group_size, bits=self.bits),
-        ]
-        self.append(new)
-        self.lengths = [length + num for length in self.lengths]
+        pair = (mx.quantize(each, group_size=self.group_size, bits=self.bits) for each in (keys, values))
+        self.extend([plane for planes in pair for plane in planes])
         return self.keys_and_values()
 
     def _from(self, low: int):  # type: ignore[override]

@@ -110,9 +110,8 @@ class SequenceBatch:
 
     def reserve(self, length: int) -> None:
         """Expect the sequences to reach this length: buffers are allocated for it at once."""
-        for state in self.states:
-            if isinstance(state, KvLayer):
-                state.reserve(length)
+        for layer in self.kv_layers:
+            layer.reserve(length)
 
     def forward(self, model: nn.Module, tokens: mx.array, inputs: PassInputs | None = None) -> mx.array:
         """Run the model on `tokens` of shape ``(rows, n)``; returns logits of shape ``(rows, n, vocabulary)``, lazy.
