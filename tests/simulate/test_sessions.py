@@ -80,9 +80,45 @@ def test_a_folder_of_files_and_a_compressed_file(tmp_path: Path) -> None:
     assert [t.request.num_tokens for t in read_sessions(folder)] == [t.request.num_tokens for t in read_sessions(whole)]
 
 
+def test_beside_sessions_a_folder_has_notes(tmp_path: Path) -> None:
+    written(tmp_path / "a.json", LOOP)
+    (tmp_path / "cache_hit_rates.txt").write_text("97 %")
+    (tmp_path / "._a.json").write_bytes(bytes(16))
+    (tmp_path / "older").mkdir()
+    assert len(list(read_sessions(tmp_path))) == 4
+
+
+def test_hashes_that_are_global_tell_what_sessions_share(tmp_path: Path) -> None:
+    other = session("other", record(0, [[1, 2], [50, 52]], 320), tools=512)
+    both = [one | {"hash_id_scope": "global"} for one in (LOOP, other, session("third", record(0, [[70, 74]], 320)))]
+    path = written(tmp_path / "s.jsonl", *both)
+    first, second, third = (t.request.prompt.tokens for t in read_sessions(path, num_live=3) if t.at_s == 0)
+    assert common_prefix(first, second) == 2, "as its numbers say, though their tools are not equally long"
+    assert common_prefix(first, third) == 0, "as its numbers say, though their tools are equally long"
+    path = written(tmp_path / "t.jsonl", LOOP, other)
+    first, second = (t.request.prompt.tokens for t in read_sessions(path, num_live=2) if t.at_s == 0)
+    assert common_prefix(first, second) == 0
+
+
+def test_a_byte_order_mark_is_no_fault(tmp_path: Path) -> None:
+    path = tmp_path / "s.json"
+    path.write_text(json.dumps(LOOP), encoding="utf-8-sig")
+    assert holds_sessions(path) and len(list(read_sessions(path))) == 4
+
+
 @pytest.mark.parametrize(
     "text",
     [
+        "[]",
+        "7",
+        "null",
+        '{"block_size": 64, "requests": {"a": 1}}',
+        '{"block_size": 64, "requests": [1]}',
+        '{"block_size": 0, "requests": [{"t": 0, "in": 64, "out": 1, "hash_ids": [1]}]}',
+        '{"block_size": 64, "requests": [{"t": 0, "in": 64, "out": 1, "hash_ids": [[1]]}]}',
+        '{"block_size": 64, "requests": [{"t": NaN, "in": 64, "out": 1, "hash_ids": [1]}]}',
+        '{"block_size": 64, "requests": [{"t": 0, "in": 64, "out": 1, "hash_ids": [[1, 100000000000000]]}]}',
+        '{"block_size": 64, "requests": [{"t": 0, "in": 64, "out": 1000000000000000, "hash_ids": [1]}]}',
         '{"block_size": 64, "requests": [{"t": 0}]}',
         '{"block_size": 64, "requests": [{"t": 0, "in": 640, "out": 1, "hash_ids": [[1, 3]]}]}',
         '{"block_size": 64, "requests": 7}',
@@ -94,6 +130,17 @@ def test_what_is_no_session_is_refused_with_its_place(tmp_path: Path, text: str)
     path.write_text(json.dumps(OTHER) + "\n" + text + "\n")
     with pytest.raises(BadRequest, match=r"s\.jsonl:2: not a recorded session"):
         list(read_sessions(path))
+
+
+@pytest.mark.parametrize("end", [-40, -8])
+def test_a_compressed_file_that_was_damaged_is_refused(tmp_path: Path, end: int) -> None:
+    path = tmp_path / "s.json.gz"
+    whole = gzip.compress(json.dumps(session("a", *(record(at, [[1, 4]], 260) for at in range(400)))).encode())
+    damaged = bytes(byte ^ 0x55 for byte in whole[60:100])
+    for content in (whole[:end], whole[:60] + damaged + whole[100:], b"not compressed"):
+        path.write_bytes(content)
+        said = CliRunner().invoke(app, ["simulate", str(path)])
+        assert said.exit_code == 2 and "s.json.gz:1: not a recorded session" in said.output.replace("\n", "")
 
 
 def test_the_commands_read_them(tmp_path: Path) -> None:

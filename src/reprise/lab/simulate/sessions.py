@@ -2,20 +2,24 @@
 
 A session is a JSON object with `requests`. Each has the seconds since the session's start (`t`), the lengths of prompt
 and answer (`in`, `out`), and `hash_ids`: one number for each whole block of the prompt, with runs written as
-``[first, last]``. Equal numbers mean an equal prefix up to and with that block, within one session. A request of type
-`subagent` has `requests` too, whose times count from its start.
+``[first, last]``. Equal numbers mean an equal prefix up to and with that block: within one session, or within all of
+them where `hash_id_scope` is `global`. A request of type `subagent` has `requests` too, whose times count from its
+start.
 
-What two sessions share is not recorded. Those of one model whose tools take equally many tokens (`tool_tokens`) are
-taken to begin with the same tools, and with the same system prompt if that is equally long, too (`system_tokens`).
+Otherwise what two sessions share is not recorded. Those of one model whose tools take equally many tokens
+(`tool_tokens`) are taken to begin with the same tools, and with the same system prompt if that is equally long, too
+(`system_tokens`).
 """
 
 import gzip
 import hashlib
 import heapq
 import json
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, count, islice, pairwise
+from math import isfinite
 from pathlib import Path
 from typing import Any, TextIO, cast
 
@@ -25,13 +29,14 @@ import numpy.typing as npt
 from reprise.core.errors import BadRequest
 from reprise.core.prompt import Boundary, BoundaryKind, Prompt
 from reprise.core.tokens import Tokens, as_tokens, common_prefix
+from reprise.lab.simulate.traces import MALFORMED
 from reprise.replay.request import Change, Request
 
 LONGEST_PAUSE_S = 20 * 60
 """A longer pause is cut to this: it stands for a person who left."""
 
 _START_CHARACTERS = 1 << 12
-_MALFORMED = (KeyError, TypeError, ValueError, OverflowError, RecursionError)
+_SUFFIXES = (".json", ".jsonl", ".gz")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,13 +50,13 @@ class TimedRequest:
 
 
 def holds_sessions(path: Path) -> bool:
-    """Whether this is a folder of sessions, or a file of them rather than a trace of requests."""
-    if path.is_dir():
+    """Whether this is a folder of sessions, or a file of them rather than a trace of requests (never compressed)."""
+    if path.is_dir() or path.suffix == ".gz":
         return True
     try:
-        with _opened(path) as file:
+        with path.open(encoding="utf-8", errors="replace") as file:
             start = file.read(_START_CHARACTERS).split('"requests"')[0]
-    except (OSError, EOFError, UnicodeDecodeError):
+    except OSError:
         return False
     return '"hash_id_scope"' in start or ('"block_size"' in start and '"hash_ids"' not in start)
 
@@ -60,7 +65,8 @@ def read_sessions(path: Path, *, num_live: int = 1) -> Iterator[TimedRequest]:
     """The requests of all sessions in the order of their times, `num_live` sessions side by side.
 
     When one ends, the next begins. Pauses longer than `LONGEST_PAUSE_S` are cut to that. `path`: a file with a session
-    on each line, a file that is one session, or a folder of those; files may be gzipped. Raises BadRequest.
+    on each line, a file that is one session, or a folder of those (`.json`, `.jsonl`); files may be gzipped (`.gz`).
+    Raises BadRequest.
     """
     waiting = _sessions(path)
     under_way: list[tuple[float, int, float, TimedRequest, Iterator[TimedRequest]]] = []
@@ -84,9 +90,11 @@ def read_sessions(path: Path, *, num_live: int = 1) -> Iterator[TimedRequest]:
 
 
 def _sessions(path: Path) -> Iterator[Iterator[TimedRequest]]:
-    files = sorted(file for file in path.iterdir() if file.is_file()) if path.is_dir() else [path]
-    for file in files:
-        number = 0
+    for file in sorted(path.iterdir()) if path.is_dir() else [path]:
+        # Beside sessions there are notes about them, and what systems hide there.
+        if file != path and (file.suffix not in _SUFFIXES or file.name.startswith(".")):
+            continue
+        number = 1
         try:
             with _opened(file) as opened:
                 # One object a line, or one object over many lines.
@@ -94,18 +102,18 @@ def _sessions(path: Path) -> Iterator[Iterator[TimedRequest]]:
                 if not _is_json(first):
                     first += opened.read()
                 for text in chain((first,), opened):
-                    number += 1
                     if text.strip():
                         yield iter(_requests_of(json.loads(text)))
-        except (*_MALFORMED, OSError, EOFError) as error:
+                    number += 1
+        except (*MALFORMED, OSError, EOFError, zlib.error) as error:
             needs = "expected `requests`, each with `t`, `in`, `out` and `hash_ids`"
             raise BadRequest(f"{file}:{number}: not a recorded session: {needs}.") from error
 
 
 def _opened(path: Path) -> TextIO:
     if path.suffix == ".gz":
-        return cast(TextIO, gzip.open(path, "rt", encoding="utf-8"))
-    return path.open(encoding="utf-8")
+        return cast(TextIO, gzip.open(path, "rt", encoding="utf-8-sig"))
+    return path.open(encoding="utf-8-sig")
 
 
 def _is_json(text: str) -> bool:
@@ -126,10 +134,11 @@ def _requests_of(session: Mapping[str, Any]) -> list[TimedRequest]:
         if record.get("type") == "subagent":
             streams.append(_AgentLine(records=record["requests"], about=record, start_s=float(record["t"])))
     name = str(session.get("id", ""))
+    is_global = session.get("hash_id_scope") == "global"
     timed = [
         replace(one, agent=f"{name} {number}")
         for number, stream in enumerate(streams)
-        for one in stream.requests(name, block)
+        for one in stream.requests(name, block, is_global=is_global)
     ]
     timed.sort(key=lambda one: one.at_s)
     at_s = 0.0
@@ -149,8 +158,9 @@ class _AgentLine:
     about: Mapping[str, Any]
     start_s: float
 
-    def requests(self, session: str, block: int) -> list[TimedRequest]:
-        prompts = [_expanded(record["hash_ids"]) for record in self.records]
+    def requests(self, session: str, block: int, *, is_global: bool) -> list[TimedRequest]:
+        """`is_global`: the hashes tell what sessions share; they need not be taken to begin alike."""
+        prompts = [_expanded(record["hash_ids"], int(record["in"]) // block) for record in self.records]
         if not prompts:
             return []
         # What the first prompt begins with is shared with other sessions, wherever its numbers occur.
@@ -161,7 +171,8 @@ class _AgentLine:
         for at, number in enumerate(prompts[0][: (num_tools + num_system) // block].tolist()):
             size = f"{num_tools}" if at < num_tools // block else f"{num_tools} {num_system}"
             shared[number] = _seed(f"{models} {size} {at}")
-        tokens = [_tokens(prompt, _seed(session), shared) for prompt in prompts]
+        seed, seeds = (_seed(""), {}) if is_global else (_seed(session), shared)
+        tokens = [_tokens(prompt, seed, seeds) for prompt in prompts]
         found: list[TimedRequest] = []
         for at, record in enumerate(self.records):
             before = tokens[at - 1] if at > 0 else None
@@ -179,6 +190,8 @@ class _AgentLine:
             )
             started_s = self.start_s + float(record["t"])
             took_s = float(record.get("api_time") or 0.0)
+            if not (isfinite(started_s) and isfinite(took_s)):
+                raise ValueError("a time that never comes")
             found.append(TimedRequest(at_s=started_s, took_s=took_s, agent=session, request=request))
         return found
 
@@ -195,8 +208,8 @@ def _request(
     name: str,
 ) -> Request:
     num_tokens, num_answered = int(record["in"]), int(record["out"])
-    if num_tokens <= 0 or num_answered < 0 or num_tokens // block != len(tokens):
-        raise ValueError("as many hashes as whole blocks are needed")
+    if num_tokens <= 0 or num_answered < 0:
+        raise ValueError("a prompt or an answer of less than nothing")
     if len(tokens) == 0:
         tokens = _tokens(np.zeros(1, dtype=np.int64), _seed(name), {})
     # The next prompt shows where it parts from this one; if in what was stored before, the client changed its history.
@@ -239,8 +252,11 @@ def _change(tokens: Tokens, before: Tokens | None, new_before: int) -> Change:
     return Change.END_EDITED if shared >= new_before else Change.EARLIER_EDITED
 
 
-def _expanded(numbers: Sequence[int | Sequence[int]]) -> npt.NDArray[np.int64]:
+def _expanded(numbers: Sequence[int | Sequence[int]], num_blocks: int) -> npt.NDArray[np.int64]:
     runs = [(int(n), int(n)) if isinstance(n, int) else (int(n[0]), int(n[1])) for n in numbers]
+    # Counted before they are written out: a run may name more than memory holds.
+    if sum(max(0, last + 1 - first) for first, last in runs) != num_blocks:
+        raise ValueError("as many hashes as whole blocks are needed")
     parts = [np.arange(first, last + 1, dtype=np.int64) for first, last in runs]
     return np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64)
 

@@ -30,7 +30,7 @@ _CHARACTERS = 4
 _LONGEST_LINE = 1 << 24
 """Characters of a first line that is looked at."""
 
-_MALFORMED = (KeyError, TypeError, ValueError, OverflowError, RecursionError)
+MALFORMED = (LookupError, TypeError, AttributeError, ValueError, ArithmeticError, RecursionError, MemoryError)
 """What reading something raises that is JSON of another shape, or none: numbers too large and endless nesting, too."""
 
 
@@ -57,7 +57,7 @@ def read_trace(
         if start.startswith("["):
             try:
                 dialogues = [_messages(dialogue) for dialogue in json.load(file)]
-            except _MALFORMED as error:
+            except MALFORMED as error:
                 needs = "each needs `traj` or `messages`, and each message a `role`"
                 raise BadRequest(f"{path}: not a list of dialogues: {needs}.") from error
             yield from _in_turn(map(dialogue_requests, dialogues), num_at_once)
@@ -70,7 +70,7 @@ def read_trace(
                 if engine is not None and fields.get("engine") != engine:
                     continue
                 request = _request(fields, granularity, block_length)
-            except _MALFORMED as error:
+            except MALFORMED as error:
                 needs = f"expected `hash_ids` (one per {block_length} tokens) and `input_length`, or `tokens`"
                 raise BadRequest(f"{path}:{number}: invalid request: {needs}.") from error
             yield request
@@ -133,7 +133,7 @@ def _fields(line: str) -> Mapping[str, Any]:
 def _sizes(fields: Mapping[str, Any]) -> Sizes | None:
     try:
         return Sizes(full=max(1, int(fields["token_nbytes"])), snapshot=max(0, int(fields["snapshot_nbytes"])))
-    except _MALFORMED:
+    except MALFORMED:
         return None
 
 
