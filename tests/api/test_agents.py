@@ -53,6 +53,7 @@ CLAUDE = "x-claude-code-"
         ({f"{CLAUDE}session-id": "a\x1b[2J"}, {"user_id": 5}, UNKNOWN),
         ({f"{CLAUDE}session-id": " "}, {"user_id": "{"}, UNKNOWN),
         ({}, {"user_id": "[" * 900}, UNKNOWN),
+        ({}, {"user_id": '{"a":' + "[" * 1000}, UNKNOWN),
         ({}, ["session_id"], UNKNOWN),
         ({f"{CLAUDE}agent-id": "a", f"{CLAUDE}parent-agent-id": "b"}, None, UNKNOWN),
     ],
@@ -69,8 +70,10 @@ def test_recorded_bodies_name_their_session(name: str, field: str) -> None:
     assert caller.session is not None and caller.agent is None
 
 
-def test_a_name_is_short() -> None:
+def test_a_name_is_short_and_tells_agents_apart_that_were_started_together() -> None:
     assert Caller(session="s" * 40, agent="a" * 40).name == f"{'s' * 12} / {'a' * 12}"
+    first, second = (Caller(session="ses_6fa0", agent=f"ses_6fa1b2c3dffe{end}") for end in ("PxQ7rT2uVw", "ZbK9mN4oLs"))
+    assert first.name != second.name, "OpenCode's ids begin with the time"
 
 
 class Client:

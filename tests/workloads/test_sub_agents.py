@@ -356,7 +356,7 @@ def test_siblings_that_arrive_together_compute_their_beginning_once(models: dict
 def test_records_the_page_and_top_name_session_and_agent(server: Serving, client: Any) -> None:
     main, child = client(server), client(server, CHILDREN[0])
     asked = [main.ask("Find out.", TASK), child.ask("Look."), main.ask("Found.")]
-    names = [SESSION[:12], f"{SESSION[:12]} / {CHILDREN[0][:12]}", SESSION[:12]]
+    names = [SESSION[:12], f"{SESSION[:12]} / {CHILDREN[0][-12:]}", SESSION[:12]]
     records = [server.record(each.id) for each in asked]
     assert [record["chat"] for record in records] == names
     assert [record["session"] for record in records] == [SESSION] * 3

@@ -61,7 +61,8 @@ class Caller:
         """Session and agent for people, as far as they are known."""
         if self.session is None:
             return None
-        return self.session[:_SHOWN] if self.agent is None else f"{self.session[:_SHOWN]} / {self.agent[:_SHOWN]}"
+        # Many ids begin with the time: those of agents that were started together differ at their ends.
+        return self.session[:_SHOWN] if self.agent is None else f"{self.session[:_SHOWN]} / {self.agent[-_SHOWN:]}"
 
 
 UNKNOWN = Caller()
@@ -107,7 +108,7 @@ def _session_in(user_id: object) -> str | None:
     if user_id.startswith("{"):
         try:
             fields: Any = json.loads(user_id)
-        except ValueError:
+        except (ValueError, RecursionError):
             return None
         return _id(cast(Mapping[str, Any], fields).get("session_id")) if isinstance(fields, dict) else None
     return _id(user_id.partition("_session_")[2])
