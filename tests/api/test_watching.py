@@ -1,10 +1,13 @@
 """What the server shows of itself: overview, tree and events, to each key what is its own."""
 
 import asyncio
+import errno
 import json
+import os
 import re
 import signal
 import threading
+import time
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import date
@@ -28,6 +31,7 @@ from reprise.chat.reasons.explain import ComputedSpan, Explanation
 from reprise.cli.main import app
 from reprise.core.backend import Counts, Status
 from reprise.core.errors import ShuttingDown
+from reprise.core.failpoints import ACTIONS, Failpoint
 from reprise.core.inspection import WHOLE_TREE, Inspection, TreePart
 from reprise.core.outcome import Outcome, Reason
 from reprise.core.settings import Settings
@@ -36,6 +40,7 @@ from reprise.core.tokens import Span
 from reprise.loop.heartbeat import Heartbeat
 from tests.api.real_server import real_server
 from tests.api.servers import MODEL, api
+from tests.loop.driving import PATIENCE_S
 
 TEXT = "The tide comes in twice a day and leaves again, and nobody is asked. " * 4
 
@@ -437,6 +442,24 @@ def test_the_terminal_shows_the_same(server: httpx.Client, monkeypatch: pytest.M
     assert re.search(r"^\d\d:\d\d:\d\d +chat +[\d,]+ +\S+ +[\d,]+ +[\d.]+ m?s +\S", shown.output, re.MULTILINE), (
         shown.output
     )
+
+
+def test_a_disk_that_takes_no_more_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_: object) -> Never:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setitem(ACTIONS, Failpoint.DISK_FILL, full)
+    with real_server("llama", disk_directory=str(tmp_path)) as client:
+        body = {"messages": [{"role": "user", "content": TEXT}], "max_tokens": 2}
+        client.post("/v1/chat/completions", json=body).raise_for_status()
+        deadline_s = time.monotonic() + PATIENCE_S
+        while (trouble := client.get("/health").json()["disk"]["trouble"]) is None:
+            assert time.monotonic() < deadline_s
+            time.sleep(0.02)
+        assert os.strerror(errno.ENOSPC) in trouble
+        assert client.get("/v1/cache/overview").json()["disk"]["trouble"] == trouble
+        shown = CliRunner().invoke(app, ["top", "--once", "--url", str(client.base_url)], env={"COLUMNS": "200"}).output
+        assert os.strerror(errno.ENOSPC) in re.sub(r"\s+", " ", shown)
 
 
 @contextmanager

@@ -11,7 +11,7 @@ import platformdirs
 import pytest
 
 from reprise.cli.engines import disk_line
-from reprise.cli.serve import with_disk
+from reprise.cli.serve import memory_line, with_disk
 from reprise.core.inspection import OnDisk
 from reprise.core.settings import Settings
 from reprise.core.sizes import Bytes
@@ -65,6 +65,30 @@ def test_a_restart_does_not_forget_what_was_written_today(tmp_path: Path) -> Non
     assert again.today_nbytes == machine.writes(tmp_path, GB).today_nbytes == 0
     (tmp_path / COUNT).write_bytes(b"\xff what is this")
     assert machine.writes(tmp_path, GB).today_nbytes == 0
+
+
+def test_all_servers_of_a_directory_count_together(tmp_path: Path) -> None:
+    machine = Machine()
+    one, two = machine.writes(tmp_path, 100), machine.writes(tmp_path, 100)
+    one.note(60)
+    one.save()
+    two.note(30)
+    assert two.why_not(20) is None, "it has not read of the other yet"
+    two.save()
+    assert two.today_nbytes == machine.writes(tmp_path, 100).today_nbytes == 90
+    assert two.why_not(20) is not None
+    one.note(5)
+    one.save()
+    assert one.today_nbytes == machine.writes(tmp_path, 100).today_nbytes == 95
+    (tmp_path / COUNT).unlink()
+    one.note(1)
+    one.save()
+    assert machine.writes(tmp_path, 100).today_nbytes == 96, "whoever removes the file brings no bytes back"
+    one.note(1)
+    machine.day = "2026-11-25"
+    two.note(10)
+    one.save()
+    assert machine.writes(tmp_path, 100).today_nbytes == 10, "what was written yesterday is not saved today"
 
 
 def test_nothing_is_written_while_the_machine_is_left_alone(tmp_path: Path) -> None:
@@ -140,7 +164,10 @@ def test_a_server_that_is_not_told_keeps_prefixes_in_the_platforms_cache_directo
     settings = with_disk(Settings(model="m"), has_size=False)
     if size is None:
         assert settings == Settings(model="m"), "little is free"
+        line = memory_line(Settings(model="m"))
+        assert line is not None and "nearly full" in line and "--disk-cache" in line
     else:
+        assert memory_line(Settings(model="m")) is None
         assert (settings.disk_directory, settings.disk_bytes) == (str(place), Bytes(size))
     assert not place.exists(), "it is made with the cache"
 
@@ -164,6 +191,7 @@ def test_what_it_holds_already_counts_as_free(place: Path, monkeypatch: pytest.M
 @pytest.mark.usefixtures("place")
 def test_a_server_that_is_told_does_as_it_is_told(given: dict[str, Any], directory: str | None) -> None:
     settings = with_disk(Settings(model="m", **given), has_size=False)
+    assert memory_line(Settings(model="m", **given)) is None
     assert settings.disk_directory == directory and settings.disk_bytes == Settings(model="m").disk_bytes
 
 

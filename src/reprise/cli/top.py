@@ -215,6 +215,8 @@ def _memory(told: Mapping[str, Any]) -> RenderableType:
         table.add_row("running requests, at most", _nbytes(memory["running_most"]))
     if disk is not None:
         table.add_row("disk", f"{_nbytes(disk['bytes'])}, {_nbytes(disk['bytes_written_today'])} written today")
+        if disk.get("trouble") is not None:
+            table.caption = Text(_printable(disk["trouble"]))
     return table
 
 

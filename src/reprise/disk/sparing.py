@@ -2,7 +2,6 @@
 
 import contextlib
 import logging
-import math
 import os
 from collections.abc import Callable
 from datetime import datetime
@@ -30,7 +29,7 @@ def today() -> str:
 class SparedWrites:
     """The bytes written below a directory today, at most `daily_nbytes` (None: no bound). Thread-safe.
 
-    Each server counts its own and what was counted when it started.
+    The file has what all servers of the directory wrote. Each reads of the others when it starts and when it saves.
     """
 
     def __init__(
@@ -49,7 +48,7 @@ class SparedWrites:
         self._day: str
         self._nbytes: int
         self._day, self._nbytes = self._counted()
-        self._saved_nbytes: float = self._nbytes
+        self._unsaved_nbytes = 0
 
     @property
     def today_nbytes(self) -> int:
@@ -67,19 +66,26 @@ class SparedWrites:
         """So many bytes were written."""
         with self._lock:
             day = self._day_now()
-            if day != self._day:
-                self._day, self._nbytes, self._saved_nbytes = day, 0, -math.inf
+            is_due = day != self._day
+            if is_due:
+                self._day, self._nbytes, self._unsaved_nbytes = day, 0, 0
             self._nbytes += nbytes
-            is_due = self._nbytes - self._saved_nbytes >= _COUNTED_NBYTES
+            self._unsaved_nbytes += nbytes
+            is_due |= self._unsaved_nbytes >= _COUNTED_NBYTES
         if is_due:
             self.save()
 
     def save(self) -> None:
         """Write the count to its file, as far as that is possible."""
         with self._lock:
-            if self._nbytes == self._saved_nbytes:
+            if self._unsaved_nbytes == 0:
                 return
-            self._saved_nbytes = self._nbytes
+            unsaved_nbytes, self._unsaved_nbytes = self._unsaved_nbytes, 0
+            day, counted_nbytes = self._counted()
+            if day != self._day:
+                # That day is over.
+                return
+            self._nbytes = max(self._nbytes, counted_nbytes + unsaved_nbytes)
             text = f"{self._day} {self._nbytes}\n"
         unfinished = self._file.with_suffix(f".{os.getpid()}.tmp")
         with contextlib.suppress(OSError):

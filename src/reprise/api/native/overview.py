@@ -122,6 +122,7 @@ def _disk(disk: OnDisk, ledger: Ledger | None) -> dict[str, Any]:
         "bytes_written": disk.written_nbytes,
         "bytes_written_today": today if disk.today_nbytes is None else disk.today_nbytes,
         "bytes_written_daily": disk.daily_nbytes,
+        "trouble": disk.trouble,
         "spared": disk.spared,
     }
 
