@@ -52,13 +52,13 @@ def test_before_anything_was_seen_older_is_worth_less() -> None:
     assert scores[0] > 10 * scores[-1]
 
 
-def test_a_first_chat_of_thirty_turns_is_learnt_from() -> None:
+def test_a_first_chat_of_sixteen_turns_is_learnt_from() -> None:
     returns = ReuseRateEstimator((1,))
-    for number in range(1, 34):
+    for number in range(1, 18):
         returns.advance()
         returns.come_back(number - 1)
         returns.wait(0)
-    assert returns.rate(33) > 0.7
+    assert returns.rate(17) > 0.7
 
 
 def test_who_always_comes_back_after_forty_is_worth_most_just_before() -> None:

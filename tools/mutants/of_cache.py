@@ -380,7 +380,7 @@ WORTH = (
     _mutant(
         "ReuseRateEstimator.advance",
         "rates are not learnt before the 64th prompt",
-        "self._now % _REFRESH == 0 or self._now == _FIRST",
+        "self._now % _REFRESH == 0 or (self._now < _REFRESH and self._now.bit_count() == 1)",
         "self._now % _REFRESH == 0",
         _LEARNING,
     ),

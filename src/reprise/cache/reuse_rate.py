@@ -56,10 +56,7 @@ _NEAR = (0.25, 0.5, 0.25)
 """Smoothing kernel over neighbouring age steps: the rate changes slowly with age, while few observations make peaks."""
 
 _REFRESH = 64
-"""The number of prompts after which the table is recomputed."""
-
-_FIRST = 32
-"""The first time, sooner: a first chat tells much of the next one."""
+"""The number of prompts after which the table is recomputed; the first times sooner, when twice as many were seen."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -234,7 +231,7 @@ class ReuseRateEstimator:
         if oldest is not None and oldest.is_waiting:
             self._waiting_now[oldest.kind, -1] -= 1
         self._ring[self._now % MEMORY] = None
-        if self._now % _REFRESH == 0 or self._now == _FIRST:
+        if self._now % _REFRESH == 0 or (self._now < _REFRESH and self._now.bit_count() == 1):
             shape = (*self._shape, _STEPS)
             self._rates, self._returns = _tables(
                 self._returned.reshape(shape), self._waited.reshape(shape), seen_for=self._now
