@@ -548,6 +548,21 @@ def test_what_a_pass_over_several_costs_more_is_paid_by_those_that_had_a_draft()
     assert [row.drafts.saved_s for row in rows] == pytest.approx([-0.02, 0])
 
 
+def test_what_was_not_run_ahead_for_drafts_is_paid_once_however_many_had_one() -> None:
+    drafts = free_drafts()
+    rows = rows_of(drafts)
+    account = drafts.accounts[DraftSource.HISTORY]
+    draft = Draft(as_tokens([1]), DraftSource.HISTORY, 8)
+    for made in ([draft, draft], [draft, None]):
+        note(rows, made, [2, 2], seconds=0.01)
+        before = account.balance
+        # Half a pass over a token of each longer than others: that of two.
+        note(rows, [None, None], [1, 1], seconds=0.015)
+        assert account.balance - before == pytest.approx(-1)
+        note(rows, [None, None], [1, 1], seconds=0.015)
+        assert account.balance - before == pytest.approx(-1)
+
+
 def test_two_passes_of_a_step_together_are_no_cost_of_one() -> None:
     drafts = free_drafts()
     rows = rows_of(drafts, num_fed=(3, 1))

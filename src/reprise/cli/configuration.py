@@ -80,11 +80,11 @@ class Configuration:
             values["api_keys"] = (*values["api_keys"], *_keys_in(Path(values["api_key_file"])))
         settings = Settings(**values)
         for name in (settings.model, *settings.other_models):
-            self._note_hub(name)
+            self._check_place(name)
         return settings
 
-    def _note_hub(self, name: str) -> None:
-        """Say that a name without an owner, which an alias has too, is looked up on the hub; refuse a missing path."""
+    def _check_place(self, name: str) -> None:
+        """Refuse a path at which nothing is, and say that a name without an owner is looked up on the hub."""
         aliases: Mapping[str, object] = self["models"]
         if name.startswith((".", "/", "~")) and name not in aliases and not Path(name).expanduser().exists():
             refuse(f"{name}: no such directory. Give the path of a model directory, or a hub id.")

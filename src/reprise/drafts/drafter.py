@@ -38,6 +38,8 @@ _SELDOM = 16
 _PATIENCE = ((256, _SELDOM), (32, 4))
 """Pairs: after this many fruitless steps in a row, only one step in that many looks up, until one succeeds: text that
 repeats nothing is not slowed down, and text that begins to repeat is found a few tokens later."""
+_RARELY = 32
+"""The same where look-ups have cost too much lately: their account then refills about as fast as they spend."""
 _LONGEST_REST = 256
 """The most answered tokens between two questions whether drafts are worth computing, while they are not."""
 _DEAREST_SEARCH = 0.1
@@ -513,7 +515,7 @@ class RequestDrafts:
     def _patience(self) -> int:
         """Of so many steps only one looks up."""
         if self.shared.searches.is_overdrawn:
-            return 2 * _SELDOM
+            return _RARELY
         return next((each for num, each in _PATIENCE if self._num_in_vain >= num), 1)
 
     def _look_up(self, most: int) -> Draft | None:

@@ -19,6 +19,9 @@ from reprise.schedule.passes import DivergencePoints, chunk_tokens, fitting_toke
 from reprise.schedule.sharing import Wait, divergence_point, is_worth_waiting, share
 from reprise.schedule.state import PrefillingJob, SchedulerLimits, SchedulerState, Slice, Step, WaitingJob
 
+CHAT_TOKENS = 1024
+"""Longer prompts are those of chats."""
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class Priority:
@@ -53,10 +56,6 @@ def priority_of(job: WaitingJob | PrefillingJob, state: SchedulerState, limits: 
         job.arrived_s,
         job.id,
     )
-
-
-CHAT_TOKENS = 1024
-"""Longer prompts are those of chats."""
 
 
 def is_auxiliary_request(*, prompt_len: int, resume_at: int, has_chats: bool) -> bool:
