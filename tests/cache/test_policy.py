@@ -1,10 +1,12 @@
 """The order of eviction, as the store sees it."""
 
+from dataclasses import replace
+
 import pytest
 
 from reprise.cache.lookup import evicted_to
 from reprise.cache.node import SegmentSizes, subtree
-from reprise.cache.policy import EvictionCandidate, ExpectedSaving
+from reprise.cache.policy import EvictionCandidate, ExpectedSaving, Policy
 from reprise.cache.prefix_cache import PrefixCache
 from reprise.core.prompt import BoundaryKind
 from reprise.core.tokens import Tokens, join_tokens
@@ -68,6 +70,12 @@ def serve(
     cache.release(lease)
     cache.check()
     return resume_at
+
+
+def know_enough(policy: Policy) -> None:
+    """What older chats are believed to do counts from now on."""
+    for n in range(1000):
+        policy.arrive(run_of(10_000 + n, 4), known=0, namespace="other")
 
 
 def resumes_at(cache: PrefixCache, tokens: Tokens) -> int:
@@ -531,6 +539,7 @@ def test_a_checkpoint_that_the_next_turn_repeats_supersedes_a_stable_one(
 
 def test_a_turn_displaces_a_chat_for_what_it_adds_to_its_own() -> None:
     cache = store("cost", HYBRID, 510)
+    know_enough(cache.order.policy)
     idle, growing = run_of(1, 200), run_of(2, 400)
     serve(cache, idle, HYBRID)
     serve(cache, growing[:100], HYBRID)
@@ -578,6 +587,7 @@ def test_a_system_prompt_counts_as_passed_while_the_chat_behind_it_is_stored() -
 
 def test_a_short_turn_is_no_reason_to_drop_a_long_chat_as_a_whole() -> None:
     policy = ExpectedSaving()
+    know_enough(policy)
     long, turn = candidate(cost=1000, nbytes=1000), candidate(cost=20, nbytes=20)
     assert policy.score(turn) == policy.score(long)
     assert not policy.admits(turn, long, is_exact=False)
@@ -586,9 +596,22 @@ def test_a_short_turn_is_no_reason_to_drop_a_long_chat_as_a_whole() -> None:
     assert policy.admits(turn, candidate(cost=1000, nbytes=1000, is_superseded=True), is_exact=False)
 
 
+def test_what_is_believed_of_older_chats_keeps_nothing_new_out_until_something_is_known() -> None:
+    def admits(*, num_prompts: int, **new: object) -> bool:
+        policy = ExpectedSaving()
+        for n in range(num_prompts):
+            policy.arrive(run_of(n, 40), known=0, namespace="")
+        running, older = (candidate(cost=cost, last_visit=num_prompts) for cost in (20, 100))
+        return policy.admits(replace(running, **new), older, is_exact=False)
+
+    assert [admits(num_prompts=n) for n in (0, 1, 20, 500)] == [True, True, True, False]
+    assert not admits(num_prompts=1, is_auxiliary=True), "a title pushes no chat out"
+
+
 @pytest.mark.parametrize("sizes", [HYBRID, Sizes(full=1)], ids=["snapshots", "full"])
 def test_where_a_chat_is_lost_as_a_whole_a_short_turn_is_not_stored_instead(sizes: Sizes) -> None:
     cache = store("cost", sizes, None)
+    know_enough(cache.order.policy)
     long, tokens = run_of(1, 2000), run_of(2, 300)
     serve(cache, long, sizes)
     serve(cache, tokens[:200], sizes)

@@ -18,6 +18,9 @@ SHARED_KINDS = frozenset({BoundaryKind.SYSTEM, BoundaryKind.EXPLICIT})
 _ENOUGH = 256
 """Until this many prompts were seen, every chat is expected to continue."""
 
+_DOUBT = 64
+"""About this many prompts have to be seen before a new item is refused for what is believed of an older one."""
+
 _TURNS = (1, 2, 4, 8)
 _PAUSES = (16, 64, 256, 1024)
 _NEW_TOKENS = (512, 4096, 32768)
@@ -195,9 +198,13 @@ class ExpectedSaving:
     def admits(self, new: EvictionCandidate, than: EvictionCandidate, *, is_exact: bool) -> bool:
         """A new item saves at least as much per byte, and also in total where more would be lost than it needs.
 
-        So a short turn does not displace a long chat, whose snapshot is all that makes the path to it reusable.
+        So a short turn does not displace a long chat, whose snapshot is all that makes the path to it reusable. As long
+        as little is known, what is new comes in, as with LRU: whose chat runs may go on, and of the older ones nobody
+        knows yet whether they have ended.
         """
         score, other = self.score(new), self.score(than)
+        if score > 0:
+            score *= 1 + (_DOUBT / max(1, self._history.now)) ** 2
         return score >= other and (is_exact or other <= 0 or score * new.nbytes >= other * than.nbytes)
 
     def review_at(self, candidate: EvictionCandidate) -> int | None:
