@@ -252,6 +252,40 @@ def test_what_is_taken_out_of_a_chat_that_goes_on_is_cleared_or_summarised() -> 
     assert server.reason(chat(*edited)) is Reason.EARLIER_MESSAGE_EDITED
 
 
+SUMMARY = "It rained in Paris all week, and the user asks for each day in turn."
+
+
+@pytest.mark.parametrize("agent", [None, ("a session", "")])
+def test_a_summary_in_a_first_message_of_its_own_continues_its_chat(agent: tuple[str, str] | None) -> None:
+    server = RememberingServer("strips_thinking")
+    first, head = user("How is the weather in Paris? " * 60), system(LONG_SYSTEM)
+    asked = replace(chat(head, first, assistant("Sunny."), user("Summarise this.")), agent=agent)
+    server.ask(asked, Answer(content=SUMMARY))
+    # What the client makes of the summary is its own affair where it says who it is.
+    words = SUMMARY if agent is None else "It was sunny."
+    next_chat = replace(chat(head, user(f"Until now: {words}"), user("And on Sunday?")), agent=agent)
+    assert server.reason(next_chat) is Reason.COMPACTED
+
+
+def test_another_chat_of_the_same_program_continues_no_summary() -> None:
+    server = RememberingServer("strips_thinking")
+    first, head = user("How is the weather in Paris? " * 60), system(LONG_SYSTEM)
+    request = chat(head, first, assistant("Sunny."), user("Summarise this."))
+    other = chat(head, user("Write a poem about cats."))
+    server.ask(replace(request, agent=("one", "")), Answer(content=SUMMARY))
+    assert server.reason(replace(other, agent=("two", ""))) is Reason.BRANCHED
+    assert server.reason(chat(head, user("What is a cat?"))) is Reason.BRANCHED
+
+
+def test_an_agent_is_compared_with_what_it_sent_itself() -> None:
+    server = RememberingServer("strips_thinking")
+    head, long = system(LONG_SYSTEM), "How is the weather in Paris? " * 60
+    for agent in ("one", "two"):
+        server.ask(replace(chat(head, user(f"{agent}: {long}"), assistant("Sunny."), ASK), agent=(agent, "")))
+    summary = replace(chat(head, user("It was sunny.")), agent=("one", ""))
+    assert server.reason(summary) is Reason.COMPACTED
+
+
 def test_an_explanation_tells_what_a_cache_that_keeps_everything_would_have_computed() -> None:
     def of(*accounts: tuple[int, int, Reason]) -> Explanation:
         spans = tuple(ComputedSpan(span=Span(start, stop), reason=reason) for start, stop, reason in accounts)

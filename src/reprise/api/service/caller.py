@@ -7,7 +7,8 @@ Claude Code sends `x-claude-code-session-id`, of sub-agents `x-claude-code-agent
 started them (`x-claude-code-parent-agent-id`, absent if that is the main one), and where it is asked to
 `x-claude-code-request-class`. Before 2.1.268 its session is in `metadata.user_id`, as JSON or behind `_session_`. Codex
 sends `session-id` and `thread-id`, of sub-agents `x-codex-parent-thread-id`, and the same in `client_metadata`.
-OpenCode sends `x-session-id`, of sub-agents `x-parent-session-id`, Qwen Code `x-qwen-code-session-id`.
+OpenCode sends `x-session-id`, of sub-agents `x-parent-session-id`, Qwen Code `x-qwen-code-session-id`, Cline
+`x-task-id`. Programs may send `session_id` in a body's `metadata`.
 """
 
 import json
@@ -27,6 +28,7 @@ _SESSION_HEADERS = (
     "x-session-id",
     "x-opencode-session",
     "x-session-affinity",
+    "x-task-id",
 )
 _THREAD_HEADERS = ("thread-id", "thread_id")
 _PARENT_HEADERS = ("x-codex-parent-thread-id", "x-parent-session-id")

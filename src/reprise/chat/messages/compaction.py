@@ -123,14 +123,16 @@ class Compactions:
         with self._lock:
             self._answers[id(answered)] = answered
 
-    def observe(self, request: ChatRequest) -> None:
-        """Learn from a request how it continues from a summary, if it does."""
+    def observe(self, request: ChatRequest) -> bool:
+        """Learn from a request how it continues from a summary. Gives whether it does."""
         with self._lock:
             answers = tuple(self._answers.values())
+        follows = False
         for answered in reversed(answers):
             found = self._shape_of(answered, request)
             if found is None:
                 continue
+            follows = True
             key, shape = found
             if any(isinstance(place, _Given) and images_in([place.message]) for place in shape.places):
                 # An image is of this chat alone, and no shape of others.
@@ -145,6 +147,7 @@ class Compactions:
             break
         with self._lock:
             self._requests.append(request)
+        return follows
 
     def predict(self, answered: Answered) -> Predicted | None:
         """What the next request will be; None if that is not known."""

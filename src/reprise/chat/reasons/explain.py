@@ -358,9 +358,12 @@ def _classify_message(divergence: Divergence, index: int, role: str | None) -> R
         # The same message ends otherwise: the chat went on from it in another way, or the template rewrote it.
         is_last = index in (len(before) - 1, len(messages) - 1)
         return Reason.BRANCHED if is_last and len(before) == len(messages) else Reason.TEMPLATE_RERENDERED
-    is_same_agent = previous.request.agent == divergence.rendered.request.agent
-    if not is_same_agent or not _is_same_chat(before, messages, index):
+    agent = divergence.rendered.request.agent
+    if previous.request.agent != agent:
         return Reason.BRANCHED
+    if not _is_same_chat(before, messages, index):
+        is_summary = divergence.rendered.follows_summary or (agent is not None and _is_halved(divergence, previous))
+        return Reason.COMPACTED if is_summary else Reason.BRANCHED
     last_user = last_user_at(messages)
     is_last = last_user is not None and index >= last_user
     return Reason.LAST_MESSAGE_EDITED if is_last else _classify_edit(divergence, previous)
@@ -368,11 +371,17 @@ def _classify_message(divergence: Divergence, index: int, role: str | None) -> R
 
 def _classify_edit(divergence: Divergence, previous: Rendered) -> Reason:
     """What an edit before the end did to the chat: one that has gone on and got shorter lost something on the way."""
-    replaced, now = (len(each.prompt) - divergence.position for each in (previous, divergence.rendered))
-    if 2 * now < replaced:
+    if _is_halved(divergence, previous):
         return Reason.COMPACTED
     has_gone_on = len(divergence.rendered.request.messages) > len(previous.request.messages)
-    return Reason.CONTEXT_CLEARED if has_gone_on and now < replaced else Reason.EARLIER_MESSAGE_EDITED
+    is_shorter = len(divergence.rendered.prompt) < len(previous.prompt)
+    return Reason.CONTEXT_CLEARED if has_gone_on and is_shorter else Reason.EARLIER_MESSAGE_EDITED
+
+
+def _is_halved(divergence: Divergence, previous: Rendered) -> bool:
+    """Whether less than half as much follows the divergence as did before."""
+    replaced, now = (len(each.prompt) - divergence.position for each in (previous, divergence.rendered))
+    return 2 * now < replaced
 
 
 def _classify_image(divergence: Divergence) -> Reason | None:

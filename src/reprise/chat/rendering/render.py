@@ -165,7 +165,7 @@ class Renderer:
         if is_final:
             self._keep(rendered)
             if _files_nbytes(rendered) <= _MOST_COMPACTED_NBYTES:
-                self.compactions.observe(_as_sent(rendered))
+                rendered = replace(rendered, follows_summary=self.compactions.observe(_as_sent(rendered)))
         return rendered
 
     def _seen(self, messages: tuple[Message, ...]) -> tuple[Message, ...]:
@@ -350,9 +350,11 @@ class Renderer:
         return any(message.get("reasoning_content") is not None for message in answers)
 
     def _previous(self, request: ChatRequest) -> Rendered | None:
-        by_chat = self._recent.get(_start_key(request.messages, has_head=False))
+        found = self._recent.get(_start_key(request.messages, has_head=False))
         has_head = head_length(request.messages) > 0 or len(request.tools) > 0
-        return by_chat or (self._recent.get(_head_key(request)) if has_head else None)
+        for key in _head_keys(request) if has_head else ():
+            found = found or self._recent.get(key)
+        return found
 
     def _keep(self, rendered: Rendered) -> None:
         alone, key = replace(rendered, previous=None), _start_key(rendered.request.messages, has_head=False)
@@ -362,7 +364,8 @@ class Renderer:
             self._latest[key] = None
             if len(self._latest) > _NUM_LATEST:
                 del self._latest[next(iter(self._latest))]
-        self._recent.put(_head_key(rendered.request), alone)
+        for key in _head_keys(rendered.request):
+            self._recent.put(key, alone)
 
 
 class StoredChats(Protocol):
@@ -460,9 +463,11 @@ def _start_key(messages: Sequence[Message], *, has_head: bool) -> int:
     return hash(("start", *opening))
 
 
-def _head_key(request: ChatRequest) -> int:
-    head = request.messages[: head_length(request.messages)]
-    return hash(("head", _json((head, request.tools))))
+def _head_keys(request: ChatRequest) -> list[int]:
+    """Hashes of what stands before a chat: first that of its agent alone, if it says which one it is."""
+    head = _json((request.messages[: head_length(request.messages)], request.tools))
+    agents = [None] if request.agent is None else [request.agent, None]
+    return [hash(("head", agent, head)) for agent in agents]
 
 
 def _json(value: object) -> str:
