@@ -1,9 +1,10 @@
 """What agent sessions leave to know: `python -m bench.informed_sessions SESSIONS [--live 2] [--tokens 120000]`.
 
-A model with snapshots resumes where one is, so whatever is kept of a chat has one at its end, which takes room. Beyond
-that everything is free here: a path can be cut at every position (`anywhere`), or at those where a long prefill has its
-checkpoints (`at intervals`), as if all their snapshots were there and took nothing. Paths are cut from the end, those
-first that are
+A model with snapshots (or windows: give what one takes as `--snapshot-tokens`) resumes where one is, so whatever is
+kept of a chat has one at its end, which takes room. Beyond that everything is free: a path can be cut at every position
+(`anywhere`), as if all snapshots were there and took nothing; or it is cut where it has one more, and pays for those
+(`paid`: at the best of several distances). With full attention (`--snapshot-tokens 0`) both are the same. Paths are cut
+from the end, those first that are
 
 `lru`: unused for longest;
 `told`: least likely to be asked for next, by how often that was so in the trace itself, chance included: for what the
@@ -17,16 +18,18 @@ import argparse
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import islice, pairwise
 from pathlib import Path
 
 from reprise.core.tokens import join_tokens
 from reprise.lab.simulate.offline import FutureKnown
 from reprise.lab.simulate.sessions import TimedRequest, read_sessions
-from reprise.plan.checkpoints import interval_tokens
 
 _PROMPTS = (1, 2, 3, 5, 9, 17, 33, 65, 129)
 _SECONDS = (2, 10, 30, 120, 600)
+_DISTANCES = (4096, 8192, 16384, 32768, 65536, 1 << 40)
+"""Between snapshots; the last: only at the end."""
 
 Kind = tuple[bool | None, int, int]
 Latest = dict[str, int]
@@ -61,9 +64,12 @@ class SessionWaits:
 class _KeptPrompt:
     """What is kept of each agent's path, as blocks, each of which is stored once."""
 
-    def __init__(self, room: int, snapshot: int) -> None:
-        """`room` and `snapshot`, the size of one, in blocks."""
-        self._room, self._snapshot = room, snapshot
+    def __init__(self, room: int, snapshot: int, step: int, *, pays: bool) -> None:
+        """`room`, `snapshot`, the size of one, and `step`, between the positions where paths are cut, in blocks.
+
+        `pays`: there is a snapshot at each of those.
+        """
+        self._room, self._snapshot, self._step, self._pays = room, snapshot, step, pays
         self.paths: dict[str, list[int]] = {}
         self._uses = Counter[int]()
         self._numbers: dict[tuple[int, int], int] = {}
@@ -86,13 +92,18 @@ class _KeptPrompt:
         self.paths[agent] = path
         self._uses.update(path)
 
-    def fit(self, order: Sequence[str], step: int) -> None:
-        """Cut paths in this order, at multiples of `step`, until what is kept has room."""
+    def fit(self, order: Sequence[str], running: str) -> None:
+        """Cut paths in this order until what is kept has room; that of `running` where it likes, on its way."""
         for agent in order:
-            while agent in self.paths and len(self._uses) + self._snapshot * len(self.paths) > self._room:
+            step = 1 if agent == running else self._step
+            while agent in self.paths and len(self._uses) + self._snapshot * self._num_snapshots() > self._room:
                 stop = (len(self.paths[agent]) - 1) // step * step
                 # Less than its own snapshot is not worth that.
                 self._cut(agent, stop if stop > self._snapshot else 0)
+
+    def _num_snapshots(self) -> int:
+        below = sum((len(path) - 1) // self._step for path in self.paths.values()) if self._pays else 0
+        return len(self.paths) + below
 
     def _cut(self, agent: str, stop: int) -> None:
         path = self.paths.get(agent, [])
@@ -105,9 +116,11 @@ class _KeptPrompt:
             self.paths.pop(agent, None)
 
 
-def reused(trace: Sequence[TimedRequest], *, room: int, snapshot: int, step: int, order: Order) -> int:
-    """Blocks reused; `room` and `snapshot` in blocks."""
-    kept, latest, total = _KeptPrompt(room, snapshot), Latest(), 0
+def reused(
+    trace: Sequence[TimedRequest], *, room: int, snapshot: int, step: int, order: Order, pays: bool = False
+) -> int:
+    """Blocks reused; `room`, `snapshot` and `step` in blocks."""
+    kept, latest, total = _KeptPrompt(room, snapshot, step, pays=pays), Latest(), 0
     for at, one in enumerate(trace):
         tokens, answer = one.request.prompt.tokens, one.request.answer
         path = kept.numbered((tokens if answer is None else join_tokens(tokens, answer)).tolist())
@@ -115,7 +128,7 @@ def reused(trace: Sequence[TimedRequest], *, room: int, snapshot: int, step: int
         latest[one.agent] = at
         kept.keep(one.agent, path)
         ranked = sorted(kept.paths, key=lambda agent, now=at: order(now, agent, latest))
-        kept.fit(ranked, step)
+        kept.fit(ranked, one.agent)
     return total
 
 
@@ -129,7 +142,6 @@ def main() -> int:
     options = parser.parse_args()
     trace = list(islice(read_sessions(options.sessions, num_live=options.live), options.limit))
     block = trace[0].request.block
-    interval = interval_tokens(checkpoint_nbytes=options.snapshot_tokens, kv_nbytes_per_token=1) // block
     future = FutureKnown(block=block)
     for one in trace:
         future.add(one.request)
@@ -141,13 +153,13 @@ def main() -> int:
     for tokens in options.tokens:
         most = future.reused_within(tokens, snapshot_tokens=options.snapshot_tokens)
         for name, order in orders.items():
-            shares = [
-                reused(trace, room=tokens // block, snapshot=options.snapshot_tokens // block, step=step, order=order)
-                * block
-                / most
-                for step in (1, interval)
-            ]
-            print(f"{tokens:>10,} tokens, {name:<5} {shares[0]:.1%} anywhere, {shares[1]:.1%} at intervals")
+            play = partial(reused, trace, room=tokens // block, snapshot=options.snapshot_tokens // block, order=order)
+            anywhere = play(step=1) * block / most
+            paid, distance = max(
+                (play(step=distance // block, pays=True) * block / most, distance) for distance in _DISTANCES
+            )
+            fallbacks = "none below the end" if distance == _DISTANCES[-1] else f"every {distance:,}"
+            print(f"{tokens:>10,} tokens, {name:<5} {anywhere:.1%} anywhere, {paid:.1%} paid ({fallbacks})")
     return 0
 
 

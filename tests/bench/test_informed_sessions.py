@@ -25,6 +25,8 @@ def test_what_does_not_fit_beside_the_others_is_cut_from_the_end() -> None:
     assert reused(trace, room=30, snapshot=1, step=1, order=by_last_use) == 10
     assert reused(trace, room=18, snapshot=1, step=1, order=by_last_use) == 6, "18 less 10 and two snapshots"
     assert reused(trace, room=18, snapshot=1, step=4, order=by_last_use) == 4, "no snapshot but at multiples of 4"
+    assert reused(trace, room=18, snapshot=1, step=4, order=by_last_use, pays=True) == 4, "10, 4 and 1 + 2 snapshots"
+    assert reused(trace, room=17, snapshot=1, step=4, order=by_last_use, pays=True) == 0, "no room for that"
     assert reused(trace, room=18, snapshot=4, step=1, order=by_last_use) == 0, "not worth its own snapshot"
 
 
