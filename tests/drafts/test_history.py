@@ -100,6 +100,14 @@ def test_old_tokens_give_way_and_are_not_found() -> None:
     history.check()
 
 
+def test_what_was_found_stays_what_it_was_when_the_text_goes_on() -> None:
+    history = TokenHistory(_CAPACITY)
+    history.append(as_tokens([1, 2, 3, 4, 5, 6]))
+    found = history.find(TextEnd([1, 2]), num=4)
+    history.append(as_tokens(range(100, 100 + _CAPACITY)))
+    assert found is not None and found.tokens.tolist() == [3, 4, 5, 6]
+
+
 def test_a_run_longer_than_the_capacity_leaves_its_end() -> None:
     tokens = as_tokens(np.random.default_rng(2).integers(0, 100_000, 5000))
     history = TokenHistory(_CAPACITY)

@@ -602,7 +602,8 @@ def propose(rows: Sequence[DecodingRow], *, most: int | None = None, is_chosen: 
         return made
     found = [row.drafts.find(row.most, row.forced()) if row.most > 0 else None for row in rows]
     lines = [_line(drafts.rates, row.num_fed, draft) for row, draft in zip(rows, found, strict=True)]
-    size = drafts.best_size(lines, max(row.num_fed + row.most for row in rows) if most is None else most)
+    longest = max(row.num_fed + row.most for row in rows) if most is None else most
+    size = drafts.best_size(lines, longest) if any(found) else 0
     for at, (row, line, draft) in enumerate(zip(rows, lines, found, strict=True)):
         num = line.num_drafted(size) if size > 0 else 0
         if draft is not None and num > 0:

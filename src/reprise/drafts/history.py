@@ -133,6 +133,7 @@ class TokenHistory:
             return as_tokens([])
         tokens = self._read(at, min(self.end, at + num))
         gaps = np.flatnonzero(tokens == _GAP)
+        # A copy: the ring goes on under what was read.
         return as_tokens(tokens[: gaps[0]] if len(gaps) > 0 else tokens)
 
     def _match(self, tail: Sequence[int], at: int) -> int:
@@ -142,10 +143,18 @@ class TokenHistory:
         return num if len(differs) == 0 else num - 1 - int(differs[-1])
 
     def _read(self, start: int, stop: int) -> npt.NDArray[np.int32]:
-        return self._ring[np.arange(start, stop) % len(self._ring)]
+        size = len(self._ring)
+        first, last = start % size, start % size + stop - start
+        return (
+            self._ring[first:last] if last <= size else np.concatenate([self._ring[first:], self._ring[: last - size]])
+        )
 
     def _write(self, run: npt.NDArray[np.int32]) -> None:
-        self._ring[np.arange(self.end, self.end + len(run)) % len(self._ring)] = run
+        at = self.end % len(self._ring)
+        before = run[: len(self._ring) - at]
+        self._ring[at : at + len(before)] = before
+        if len(before) < len(run):
+            self._ring[: len(run) - len(before)] = run[len(before) :]
         first, self.end = self.end, self.end + len(run)
         self._note(first)
 
@@ -169,9 +178,11 @@ class TokenHistory:
     def _note_few(self, start: int, first: int, held: Sequence[int]) -> None:
         hashes = _hashes_of_few(held)
         for n, table in self._tables.items():
+            # `_slot`, without a call for each.
+            known, shift = hashes[n], 65 - len(table).bit_length()
             for at in range(max(0, first - start - n), len(held) - n):
                 if held[at + n] != _GAP:
-                    table[_slot(hashes[n][at], len(table))] = start + at + n
+                    table[((known[at] * _MULTIPLIER) & _WORD) >> shift] = start + at + n
 
     def _copy(self, num: int) -> TokenHistory:
         """Copy up to `num` more tokens to the larger history, and return that."""
