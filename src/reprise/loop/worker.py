@@ -476,7 +476,9 @@ class Worker:
         if phase.preempted is None:
             self._note_progress(request, piece.stop)
         if request.drafts is not None:
-            request.drafts.read_prompt(min(piece.stop, len(request.job.prompt)))
+            # All of it before the first token, not between two.
+            whole = len(request.job.prompt)
+            request.drafts.read_prompt(whole if piece.stop >= request.end else min(piece.stop, whole))
         if piece.stop < request.end:
             return
         if request.samples:
