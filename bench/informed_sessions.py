@@ -3,8 +3,8 @@
 A model with snapshots (or windows: give what one takes as `--snapshot-tokens`) resumes where one is, so whatever is
 kept of a chat has one at its end, which takes room. Beyond that everything is free: a path can be cut at every position
 (`anywhere`), as if all snapshots were there and took nothing; or it is cut where it has one more, and pays for those
-(`paid`: at the best of several distances). With full attention (`--snapshot-tokens 0`) both are the same. Paths are cut
-from the end, those first that are
+(`paid`: at the best of several distances). With full attention (`--snapshot-tokens 0`) every position is one to resume
+from, and `anywhere` is what counts. Paths are cut from the end, those first that are
 
 `lru`: unused for longest;
 `told`: least likely to be asked for next, by how often that was so in the trace itself, chance included: for what the
@@ -82,10 +82,13 @@ class _KeptPrompt:
         return path
 
     def reused(self, path: Sequence[int]) -> int:
-        """How far the longest kept path that this one begins with reaches."""
-        ends = [len(kept) for kept in self.paths.values() if kept and len(kept) <= len(path)]
-        at = {end: path[end - 1] for end in ends}
-        return max((len(kept) for kept in self.paths.values() if kept and at.get(len(kept)) == kept[-1]), default=0)
+        """How far this path is kept, up to a place to resume: any block, or where a snapshot is."""
+        known = next((at for at, block in enumerate(path) if self._uses[block] == 0), len(path))
+        if self._snapshot == 0:
+            return known
+        ends = (len(kept) for kept in self.paths.values() if len(kept) <= known and kept[-1] == path[len(kept) - 1])
+        below = known // self._step * self._step if self._pays else 0
+        return max(below, max(ends, default=0))
 
     def keep(self, agent: str, path: list[int]) -> None:
         self._cut(agent, 0)
@@ -156,7 +159,7 @@ def main() -> int:
             play = partial(reused, trace, room=tokens // block, snapshot=options.snapshot_tokens // block, order=order)
             anywhere = play(step=1) * block / most
             paid, distance = max(
-                (play(step=distance // block, pays=True) * block / most, distance) for distance in _DISTANCES
+                (play(step=max(1, distance // block), pays=True) * block / most, distance) for distance in _DISTANCES
             )
             fallbacks = "none below the end" if distance == _DISTANCES[-1] else f"every {distance:,}"
             print(f"{tokens:>10,} tokens, {name:<5} {anywhere:.1%} anywhere, {paid:.1%} paid ({fallbacks})")

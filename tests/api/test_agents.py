@@ -47,7 +47,6 @@ CLAUDE = "x-claude-code-"
         ),
         ({}, {"session_id": "s", "thread_id": "s"}, MAIN),
         ({"x-session-id": "s"}, None, MAIN),
-        ({"x-task-id": "s"}, None, MAIN),
         ({"x-session-id": "t", "x-parent-session-id": "s"}, None, Caller(session="s", agent="t")),
         ({}, None, UNKNOWN),
         ({f"{CLAUDE}session-id": "x" * 257}, None, UNKNOWN),
@@ -246,22 +245,3 @@ async def test_records_name_session_and_agent_to_their_own_key_alone() -> None:
         assert names == ["5e55 / a9e7", "5e55", "a9e7", "0"]
         assert (await a.client.get("/v1/cache/requests", headers=two)).json()["data"] == []
         assert a.backend.jobs[0].chat == "5e55 / a9e7"
-
-
-@pytest.mark.parametrize(
-    ("path", "more"),
-    [
-        ("/v1/chat/completions", {"metadata": {"session_id": "5e55"}}),
-        ("/v1/messages", {"metadata": {"user_id": "user_0_account__session_5e55"}, "max_tokens": 5}),
-        ("/v1/responses", {"metadata": {"session_id": "5e55"}}),
-        ("/v1/responses", {"client_metadata": {"session_id": "5e55"}, "metadata": {"session_id": "x"}}),
-    ],
-)
-@pytest.mark.anyio
-async def test_each_api_reads_the_session_of_a_body(path: str, more: dict[str, Any]) -> None:
-    async with api() as a:
-        said = {"input": "Hi"} if path == "/v1/responses" else {"messages": [{"role": "user", "content": "Hi"}]}
-        answer = await a.client.post(path, json={**said, **more})
-        assert answer.status_code == 200, answer.text
-        (told,) = (await a.client.get("/v1/cache/requests")).json()["data"]
-        assert (told["chat"], told["session"]) == ("5e55", "5e55")

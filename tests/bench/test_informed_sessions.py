@@ -30,6 +30,13 @@ def test_what_does_not_fit_beside_the_others_is_cut_from_the_end() -> None:
     assert reused(trace, room=18, snapshot=4, step=1, order=by_last_use) == 0, "not worth its own snapshot"
 
 
+def test_with_full_attention_every_position_that_is_kept_is_one_to_resume_from() -> None:
+    trace = [asked(0, "one", *ONE), asked(1, "other", *ONE[:4], 7)]
+    assert reused(trace, room=99, snapshot=0, step=1, order=by_last_use) == 4
+    assert reused(trace, room=99, snapshot=1, step=1, order=by_last_use) == 0
+    assert reused(trace, room=99, snapshot=1, step=2, order=by_last_use, pays=True) == 4, "a snapshot below the end"
+
+
 def test_an_agent_that_begins_like_another_resumes_where_something_that_was_kept_ends() -> None:
     trace = [asked(0, "one", *ONE), asked(1, "other", *ONE, 5, 6), asked(2, "third", *ONE[:4], 7)]
     assert reused(trace, room=99, snapshot=1, step=1, order=by_last_use) == 10, "the third finds no end in its own path"

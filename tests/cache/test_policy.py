@@ -1,7 +1,5 @@
 """The order of eviction, as the store sees it."""
 
-from dataclasses import replace
-
 import pytest
 
 from reprise.cache.lookup import evicted_to
@@ -597,15 +595,17 @@ def test_a_short_turn_is_no_reason_to_drop_a_long_chat_as_a_whole() -> None:
 
 
 def test_what_is_believed_of_older_chats_keeps_nothing_new_out_until_something_is_known() -> None:
-    def admits(*, num_prompts: int, **new: object) -> bool:
-        policy = ExpectedSaving()
-        for n in range(num_prompts):
-            policy.arrive(run_of(n, 40), known=0, namespace="")
-        running, older = (candidate(cost=cost, last_visit=num_prompts) for cost in (20, 100))
-        return policy.admits(replace(running, **new), older, is_exact=False)
-
-    assert [admits(num_prompts=n) for n in (0, 1, 20, 500)] == [True, True, True, False]
-    assert not admits(num_prompts=1, is_auxiliary=True), "a title pushes no chat out"
+    policy = ExpectedSaving()
+    admits: list[bool] = []
+    for n in range(501):
+        running, older = (candidate(cost=cost, last_visit=n) for cost in (20, 100))
+        if n in (0, 1, 20, 500):
+            admits.append(policy.admits(running, older, is_exact=False))
+        title, left = candidate(is_auxiliary=True), candidate(is_superseded=True)
+        assert policy.admits(title, left, is_exact=True), "what a chat left goes before a title"
+        assert not policy.admits(title, older, is_exact=True), "and no chat does"
+        policy.arrive(run_of(n, 40), known=0, namespace="")
+    assert admits == [True, True, True, False]
 
 
 @pytest.mark.parametrize("sizes", [HYBRID, Sizes(full=1)], ids=["snapshots", "full"])

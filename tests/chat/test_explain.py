@@ -267,14 +267,26 @@ def test_a_summary_in_a_first_message_of_its_own_continues_its_chat(agent: tuple
     assert server.reason(next_chat) is Reason.COMPACTED
 
 
-def test_another_chat_of_the_same_program_continues_no_summary() -> None:
+@pytest.mark.parametrize(
+    ("agents", "begun", "next_turn"),
+    [
+        ((("one", ""), ("two", "")), True, "Write a poem about cats."),
+        ((None, None), True, "Write a poem about cats."),
+        ((("one", ""), ("one", "")), True, "Write a poem about cats. " * 90),
+        ((("one", ""), ("one", "")), False, "Write a poem about cats."),
+        ((None, None), True, f"Check this: {SUMMARY} " * 40),
+    ],
+    ids=["another agent", "nobody's", "as long", "no chat", "a quoted answer"],
+)
+def test_what_is_no_summary_of_a_chat_is_another_one(
+    agents: tuple[tuple[str, str] | None, ...], *, begun: bool, next_turn: str
+) -> None:
     server = RememberingServer("strips_thinking")
-    first, head = user("How is the weather in Paris? " * 60), system(LONG_SYSTEM)
-    request = chat(head, first, assistant("Sunny."), user("Summarise this."))
-    other = chat(head, user("Write a poem about cats."))
-    server.ask(replace(request, agent=("one", "")), Answer(content=SUMMARY))
-    assert server.reason(replace(other, agent=("two", ""))) is Reason.BRANCHED
-    assert server.reason(chat(head, user("What is a cat?"))) is Reason.BRANCHED
+    head, first = system(LONG_SYSTEM), user("How is the weather in Paris? " * 60)
+    messages = (head, first, assistant("Sunny."), user("Summarise this.")) if begun else (head, first)
+    before, now = agents
+    server.ask(replace(chat(*messages), agent=before), Answer(content=SUMMARY))
+    assert server.reason(replace(chat(head, user(next_turn)), agent=now)) is Reason.BRANCHED
 
 
 def test_an_agent_is_compared_with_what_it_sent_itself() -> None:

@@ -108,6 +108,14 @@ def test_what_was_found_stays_what_it_was_when_the_text_goes_on() -> None:
     assert found is not None and found.tokens.tolist() == [3, 4, 5, 6]
 
 
+def test_what_is_read_across_the_end_of_the_ring_is_whole() -> None:
+    history = TokenHistory(_CAPACITY)
+    history.append(as_tokens(range(1000)))
+    history.append(as_tokens(range(1000, _CAPACITY + 100)), follows=True)
+    for start in range(_CAPACITY - 3, _CAPACITY + 2):
+        assert history.read(start, 2).tolist() == [start, start + 1]
+
+
 def test_a_run_longer_than_the_capacity_leaves_its_end() -> None:
     tokens = as_tokens(np.random.default_rng(2).integers(0, 100_000, 5000))
     history = TokenHistory(_CAPACITY)

@@ -120,8 +120,8 @@ class ExpectedSaving:
     length of the answer refines the estimate: a one-word answer usually ends a task. How often the next turn repeats
     what lies past the stable boundary is learned for all chats together. When a chat continues elsewhere or has ended,
     what it left has a score below -1 and is evicted first, the least useful first; then what auxiliary requests
-    brought, so that these never displace a chat. New entries that are
-    expected to save less than anything stored are not stored, so one-off prompts do not displace chats.
+    brought, so that these never displace a chat. New entries that are expected to save less than anything stored are
+    not stored, so one-off prompts do not displace chats, once about a hundred prompts were seen.
     """
 
     def __init__(self, *, unit_tokens: int = 1) -> None:

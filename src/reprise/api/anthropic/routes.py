@@ -59,7 +59,10 @@ async def create_message(body: MessagesBody, call: ToAnswer) -> Response:
     """Answer a chat."""
 
     async def start() -> MessagesWire:
-        return MessagesWire(call, await start_reply(call, body, lambda: service_request_of(body, call.asked)))
+        metadata = (body.model_extra or {}).get("metadata")
+        return MessagesWire(
+            call, await start_reply(call, lambda: service_request_of(body, call.asked), metadata=metadata)
+        )
 
     return await respond(call, start, is_streamed=body.stream is True)
 

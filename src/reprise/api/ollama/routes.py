@@ -123,7 +123,7 @@ async def _answer(kind: Kind, body: OllamaChatBody | GenerateBody, call: RouteCa
         raise BadRequest("JSON lines have no ids to resume from. Use /v1/chat/completions for background answers.")
 
     async def start() -> OllamaWire:
-        reply = await start_reply(call, body, lambda: request_of(body, call.asked))
+        reply = await start_reply(call, lambda: request_of(body, call.asked))
         return OllamaWire(call, reply, kind=kind, on_end=lambda: dismiss_after(body.model, body.keep_alive, call))
 
     return await respond(call, start, is_streamed=body.stream is not False)

@@ -24,7 +24,7 @@ async def create_chat_completion(body: ChatBody, call: ToAnswer) -> Response:
     """Answer a chat."""
 
     async def start() -> ChatWire:
-        reply = await start_reply(call, body, lambda: service_request_of(body, call.asked))
+        reply = await start_reply(call, lambda: service_request_of(body, call.asked))
         options = body.stream_options
         return ChatWire(call, reply, includes_usage=options is not None and options.include_usage is True)
 

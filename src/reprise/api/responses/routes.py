@@ -157,7 +157,7 @@ def _exchange(body: ResponsesBody, call: RouteCall, previous: Stored | None) -> 
             request,
             # A chat that is continued by ids is named by its first response.
             chat=request.chat if request.chat is not None or previous is None else previous.first_id,
-            caller=with_body(with_body(call.caller, (body.model_extra or {}).get("client_metadata")), body.metadata),
+            caller=with_body(call.caller, (body.model_extra or {}).get("client_metadata")),
         ),
         previous=previous,
         output=OutputItems(

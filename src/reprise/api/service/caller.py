@@ -7,8 +7,7 @@ Claude Code sends `x-claude-code-session-id`, of sub-agents `x-claude-code-agent
 started them (`x-claude-code-parent-agent-id`, absent if that is the main one), and where it is asked to
 `x-claude-code-request-class`. Before 2.1.268 its session is in `metadata.user_id`, as JSON or behind `_session_`. Codex
 sends `session-id` and `thread-id`, of sub-agents `x-codex-parent-thread-id`, and the same in `client_metadata`.
-OpenCode sends `x-session-id`, of sub-agents `x-parent-session-id`, Qwen Code `x-qwen-code-session-id`, Cline
-`x-task-id`. Programs may send `session_id` in a body's `metadata`.
+OpenCode sends `x-session-id`, of sub-agents `x-parent-session-id`, Qwen Code `x-qwen-code-session-id`.
 """
 
 import json
@@ -28,7 +27,6 @@ _SESSION_HEADERS = (
     "x-session-id",
     "x-opencode-session",
     "x-session-affinity",
-    "x-task-id",
 )
 _THREAD_HEADERS = ("thread-id", "thread_id")
 _PARENT_HEADERS = ("x-codex-parent-thread-id", "x-parent-session-id")

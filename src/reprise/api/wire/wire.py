@@ -7,7 +7,6 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from starlette.responses import Response
 
-from reprise.api.http.body import Body
 from reprise.api.http.encoding import JsonResponse
 from reprise.api.http.errors import Problem, openai_shape
 from reprise.api.http.sse import EventStream, StreamSource, data_line
@@ -86,11 +85,10 @@ class Wire(Generic[R]):
 AnyWire = Wire[Reply] | Wire[Batch]
 
 
-async def start_reply(call: RouteCall, body: Body, make: Callable[[], ServiceRequest]) -> Reply:
-    """Read a request on another thread and start its answer. The body's `metadata` may name who sends it."""
+async def start_reply(call: RouteCall, make: Callable[[], ServiceRequest], *, metadata: object = None) -> Reply:
+    """Read a request on another thread and start its answer. `metadata`: see `with_body`."""
     request = await call.service.off_loop(make)
-    caller = with_body(call.caller, (body.model_extra or {}).get("metadata"))
-    return await call.service.start(replace(request, caller=caller))
+    return await call.service.start(replace(request, caller=with_body(call.caller, metadata)))
 
 
 async def write_events(wire: AnyWire) -> AsyncGenerator[str, None]:

@@ -358,12 +358,10 @@ def _classify_message(divergence: Divergence, index: int, role: str | None) -> R
         # The same message ends otherwise: the chat went on from it in another way, or the template rewrote it.
         is_last = index in (len(before) - 1, len(messages) - 1)
         return Reason.BRANCHED if is_last and len(before) == len(messages) else Reason.TEMPLATE_RERENDERED
-    agent = divergence.rendered.request.agent
-    if previous.request.agent != agent:
+    if previous.request.agent != divergence.rendered.request.agent:
         return Reason.BRANCHED
     if not _is_same_chat(before, messages, index):
-        is_summary = divergence.rendered.follows_summary or (agent is not None and _is_halved(divergence, previous))
-        return Reason.COMPACTED if is_summary else Reason.BRANCHED
+        return Reason.COMPACTED if _is_summarised(divergence, previous) else Reason.BRANCHED
     last_user = last_user_at(messages)
     is_last = last_user is not None and index >= last_user
     return Reason.LAST_MESSAGE_EDITED if is_last else _classify_edit(divergence, previous)
@@ -376,6 +374,16 @@ def _classify_edit(divergence: Divergence, previous: Rendered) -> Reason:
     has_gone_on = len(divergence.rendered.request.messages) > len(previous.request.messages)
     is_shorter = len(divergence.rendered.prompt) < len(previous.prompt)
     return Reason.CONTEXT_CLEARED if has_gone_on and is_shorter else Reason.EARLIER_MESSAGE_EDITED
+
+
+def _is_summarised(divergence: Divergence, previous: Rendered) -> bool:
+    """Whether a chat that begins otherwise is the one before, told in fewer words.
+
+    It quotes an answer that was a summary, or the client says that it is the same agent, whose chat had begun.
+    """
+    had_begun = any(message.get("role") == "assistant" for message in previous.request.messages)
+    is_named = divergence.rendered.request.agent is not None and had_begun
+    return (divergence.rendered.follows_summary or is_named) and _is_halved(divergence, previous)
 
 
 def _is_halved(divergence: Divergence, previous: Rendered) -> bool:

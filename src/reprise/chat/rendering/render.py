@@ -104,8 +104,9 @@ class Renderer:
         )
         self.compactions = Compactions()
         self._recent: Memo[int, Rendered] = Memo(nbytes=self.settings.recent_nbytes, size=_rendered_nbytes)
-        self._latest: dict[int, None] = {}
-        """The keys of the latest chats in `_recent`, in the order of their last requests."""
+        self._latest: dict[int, tuple[tuple[str, str] | None, int]] = {}
+        """The keys of the latest chats in `_recent`, in the order of their last requests: who sent them, and the keys
+        of what stands before them."""
         self._numbers = count(1)
         self._lock = Lock()
 
@@ -350,22 +351,29 @@ class Renderer:
         return any(message.get("reasoning_content") is not None for message in answers)
 
     def _previous(self, request: ChatRequest) -> Rendered | None:
-        found = self._recent.get(_start_key(request.messages, has_head=False))
+        by_chat = self._recent.get(_start_key(request.messages, has_head=False))
+        if by_chat is not None:
+            return by_chat
+        head = _head_key(request)
+        if request.agent is not None:
+            with self._lock:
+                latest = tuple(self._latest.items())
+            own = next((key for key, sender in reversed(latest) if sender == (request.agent, head)), None)
+            if own is not None and (found := self._recent.get(own)) is not None:
+                return found
         has_head = head_length(request.messages) > 0 or len(request.tools) > 0
-        for key in _head_keys(request) if has_head else ():
-            found = found or self._recent.get(key)
-        return found
+        return self._recent.get(head) if has_head else None
 
     def _keep(self, rendered: Rendered) -> None:
         alone, key = replace(rendered, previous=None), _start_key(rendered.request.messages, has_head=False)
+        head = _head_key(rendered.request)
         self._recent.put(key, alone)
         with self._lock:
             self._latest.pop(key, None)
-            self._latest[key] = None
+            self._latest[key] = (rendered.request.agent, head)
             if len(self._latest) > _NUM_LATEST:
                 del self._latest[next(iter(self._latest))]
-        for key in _head_keys(rendered.request):
-            self._recent.put(key, alone)
+        self._recent.put(head, alone)
 
 
 class StoredChats(Protocol):
@@ -463,11 +471,9 @@ def _start_key(messages: Sequence[Message], *, has_head: bool) -> int:
     return hash(("start", *opening))
 
 
-def _head_keys(request: ChatRequest) -> list[int]:
-    """Hashes of what stands before a chat: first that of its agent alone, if it says which one it is."""
-    head = _json((request.messages[: head_length(request.messages)], request.tools))
-    agents = [None] if request.agent is None else [request.agent, None]
-    return [hash(("head", agent, head)) for agent in agents]
+def _head_key(request: ChatRequest) -> int:
+    head = request.messages[: head_length(request.messages)]
+    return hash(("head", _json((head, request.tools))))
 
 
 def _json(value: object) -> str:
