@@ -30,6 +30,11 @@ def test_what_does_not_fit_beside_the_others_is_cut_from_the_end() -> None:
     assert reused(trace, room=18, snapshot=4, step=1, order=by_last_use) == 0, "not worth its own snapshot"
 
 
+def test_the_path_that_runs_is_cut_where_it_has_room() -> None:
+    trace = [asked(0, "one", *ONE), asked(1, "one", *ONE)]
+    assert reused(trace, room=8, snapshot=1, step=4, order=by_last_use, pays=True) == 6, "and two snapshots"
+
+
 def test_with_full_attention_every_position_that_is_kept_is_one_to_resume_from() -> None:
     trace = [asked(0, "one", *ONE), asked(1, "other", *ONE[:4], 7)]
     assert reused(trace, room=99, snapshot=0, step=1, order=by_last_use) == 4

@@ -17,6 +17,7 @@ from reprise.core.failpoints import ACTIONS, Failpoint
 from reprise.core.job import Sampling, Thinking
 from reprise.drafts.benefit import PASS_SIZES, PassCosts
 from reprise.drafts.drafter import GroupPasses
+from reprise.drafts.history import TextEnd
 from reprise.engine.states.sequence_batch import SequenceBatch
 from reprise.loop.worker import Worker
 from tests.loop.driving import GREEDY, DrivenEngine, SubmittedJob
@@ -187,6 +188,19 @@ def test_a_request_that_repeats_nothing_keeps_no_other_from_its_drafts(pair: tup
     assert [each.tokens for each in both] == expected
     assert both[0].end.outcome.num_accepted > 24
     drafting.check()
+
+
+def test_a_prompt_is_read_before_its_first_token(pair: tuple[DrivenEngine, DrivenEngine]) -> None:
+    drafting, _ = pair
+    prompt = words(759, 40)
+    drafting.run(prompt, num=1)
+
+    def found(worker: Worker) -> list[int]:
+        assert worker.drafts is not None
+        continuation = worker.drafts.namespace("").history.find(TextEnd(prompt[:8]), num=4)
+        return [] if continuation is None else continuation.tokens.tolist()
+
+    assert drafting.ask(found) == prompt[8:12]
 
 
 class OneText:

@@ -143,11 +143,12 @@ class TokenHistory:
         return num if len(differs) == 0 else num - 1 - int(differs[-1])
 
     def _read(self, start: int, stop: int) -> npt.NDArray[np.int32]:
+        """The tokens at these positions, until the ring goes on: a view where they stand in one piece."""
         size = len(self._ring)
         first, last = start % size, start % size + stop - start
-        return (
-            self._ring[first:last] if last <= size else np.concatenate([self._ring[first:], self._ring[: last - size]])
-        )
+        if last <= size:
+            return self._ring[first:last]
+        return np.concatenate([self._ring[first:], self._ring[: last - size]])
 
     def _write(self, run: npt.NDArray[np.int32]) -> None:
         at = self.end % len(self._ring)

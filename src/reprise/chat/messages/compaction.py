@@ -124,7 +124,7 @@ class Compactions:
             self._answers[id(answered)] = answered
 
     def observe(self, request: ChatRequest) -> bool:
-        """Learn from a request how it continues from a summary. Gives whether it seems to: it quotes an answer."""
+        """Learn from a request how it continues from a summary. Returns whether it seems to: it quotes an answer."""
         with self._lock:
             answers = tuple(self._answers.values())
         follows = False

@@ -49,8 +49,8 @@ class Rendered:
     `parts_of`: finds its parts when they are first asked for, which is after the answer.
     `is_thinking_open`: the prompt ends inside thinking. `dates` are the date texts that the template was given.
     `previous` is the latest rendering known of the same chat, for explanations; it has no `previous` itself. `number`:
-    later renderings have a higher one. `follows_summary`: it quotes a late answer, as a chat
-    does that goes on from a summary.
+    later renderings have a higher one. `follows_summary`: it quotes one of the last answers, as a chat does that
+    continues from its summary.
     """
 
     context: RenderContext
