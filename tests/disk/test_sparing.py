@@ -11,7 +11,7 @@ import platformdirs
 import pytest
 
 from reprise.cli.engines import disk_line
-from reprise.cli.serve import memory_line, with_disk
+from reprise.cli.serve import with_disk
 from reprise.core.inspection import OnDisk
 from reprise.core.settings import Settings
 from reprise.core.sizes import Bytes
@@ -161,13 +161,12 @@ def test_a_server_that_is_not_told_keeps_prefixes_in_the_platforms_cache_directo
     place: Path, monkeypatch: pytest.MonkeyPatch, free: int, size: int | None
 ) -> None:
     only(monkeypatch, free)
-    settings = with_disk(Settings(model="m"), has_size=False)
+    settings, line = with_disk(Settings(model="m"), has_size=False)
     if size is None:
         assert settings == Settings(model="m"), "little is free"
-        line = memory_line(Settings(model="m"))
         assert line is not None and "nearly full" in line and "--disk-cache" in line
     else:
-        assert memory_line(Settings(model="m")) is None
+        assert line is None
         assert (settings.disk_directory, settings.disk_bytes) == (str(place), Bytes(size))
     assert not place.exists(), "it is made with the cache"
 
@@ -190,14 +189,14 @@ def test_what_it_holds_already_counts_as_free(place: Path, monkeypatch: pytest.M
 )
 @pytest.mark.usefixtures("place")
 def test_a_server_that_is_told_does_as_it_is_told(given: dict[str, Any], directory: str | None) -> None:
-    settings = with_disk(Settings(model="m", **given), has_size=False)
-    assert memory_line(Settings(model="m", **given)) is None
+    settings, line = with_disk(Settings(model="m", **given), has_size=False)
+    assert line is None
     assert settings.disk_directory == directory and settings.disk_bytes == Settings(model="m").disk_bytes
 
 
 def test_a_size_that_was_given_is_kept(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     only(monkeypatch, 100 * GB)
-    settings = with_disk(Settings(model="m", disk_bytes=Bytes(3 * GB)), has_size=True)
+    settings, _ = with_disk(Settings(model="m", disk_bytes=Bytes(3 * GB)), has_size=True)
     assert (settings.disk_directory, settings.disk_bytes) == (str(place), Bytes(3 * GB))
 
 

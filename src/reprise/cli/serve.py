@@ -28,8 +28,8 @@ def serve(configuration: Configuration) -> None:
     Every option can also be set in the environment (REPRISE_MAX_TOKENS for --max-tokens) or in a configuration file
     (max-tokens = 512). `reprise config` prints what is in force and where it comes from.
     """
-    told = configuration.settings()
-    settings = with_disk(told, has_size=configuration.chosen["disk_bytes"].source != DEFAULT)
+    has_size = configuration.chosen["disk_bytes"].source != DEFAULT
+    settings, memory_line = with_disk(configuration.settings(), has_size=has_size)
     table = settings.models.get(settings.model, {})
     check_process_limits(table.get("model", settings.model))
     if settings.is_tensor_parallel:
@@ -42,8 +42,8 @@ def serve(configuration: Configuration) -> None:
     with refusals(), ended_by_interrupt():
         # Before the imports, which take seconds: the start is logged, and early requests get a 503.
         configure_logging(settings)
-        if (line := memory_line(told)) is not None:
-            log.warning(line)
+        if memory_line is not None:
+            log.warning(memory_line)
         inherited = inherited_listener(os.environ)
         listener = listen(settings.host, settings.port) if inherited is None else inherited
         # Who made a service manager start this process waits for it.
@@ -55,26 +55,19 @@ def serve(configuration: Configuration) -> None:
         run_server(settings, listener, first)
 
 
-def with_disk(settings: Settings, *, has_size: bool) -> Settings:
+def with_disk(settings: Settings, *, has_size: bool) -> tuple[Settings, str | None]:
     """The settings of a server that keeps prefixes on disk unless that is off. `has_size`: --disk-bytes is set.
 
-    Ranks keep parts of records, each in a separate directory that has to be named.
+    And why they are in memory alone where nobody chose that, with what to do. Ranks keep parts of records, each in a
+    separate directory that has to be named.
     """
     if settings.disk_directory == OFF or not settings.has_prefix_cache:
-        return replace(settings, disk_directory=None)
+        return replace(settings, disk_directory=None), None
+    if settings.disk_directory is not None or settings.is_tensor_parallel:
+        return settings, None
     place = default_directory()
-    if _says_where(settings) or why_unusable(place) is not None:
-        return settings
+    reason = why_unusable(place)
+    if reason is not None:
+        return settings, f"prefixes in memory alone, since {reason}. Choose a place: --disk-cache DIRECTORY"
     size = settings.disk_bytes if has_size else Bytes(default_nbytes(place))
-    return replace(settings, disk_directory=str(place), disk_bytes=size)
-
-
-def memory_line(settings: Settings) -> str | None:
-    """Why a server that is not told keeps prefixes in memory alone, and what to do; None: it does not."""
-    reason = None if _says_where(settings) else why_unusable(default_directory())
-    return reason and f"prefixes in memory alone, since {reason}. Choose a place: --disk-cache DIRECTORY"
-
-
-def _says_where(settings: Settings) -> bool:
-    """Whether the settings say where prefixes are kept, or that they are in memory alone."""
-    return settings.disk_directory is not None or not settings.has_prefix_cache or settings.is_tensor_parallel
+    return replace(settings, disk_directory=str(place), disk_bytes=size), None
