@@ -24,7 +24,8 @@ from pathlib import Path
 
 from reprise.core.tokens import join_tokens
 from reprise.lab.simulate.offline import FutureKnown
-from reprise.lab.simulate.sessions import TimedRequest, read_sessions
+from reprise.lab.simulate.sessions import read_sessions
+from reprise.replay.request import Request
 
 _PROMPTS = (1, 2, 3, 5, 9, 17, 33, 65, 129)
 _SECONDS = (2, 10, 30, 120, 600)
@@ -39,7 +40,7 @@ Order = Callable[[int, str, Latest], tuple[float, int]]
 class SessionWaits:
     """How often agents of each kind were asked for next."""
 
-    def __init__(self, trace: Sequence[TimedRequest]) -> None:
+    def __init__(self, trace: Sequence[Request]) -> None:
         self._trace = trace
         self._waited, self._came = Counter[Kind](), Counter[Kind]()
         latest: Latest = {}
@@ -58,7 +59,7 @@ class SessionWaits:
     def _kind(self, at: int, last: int) -> Kind:
         before = self._trace[last]
         silent_s = max(0.0, self._trace[at].at_s - before.at_s - before.took_s)
-        return before.request.calls_tool, bisect_right(_PROMPTS, at + 1 - last), bisect_right(_SECONDS, silent_s)
+        return before.calls_tool, bisect_right(_PROMPTS, at + 1 - last), bisect_right(_SECONDS, silent_s)
 
 
 class _KeptPrompt:
@@ -119,13 +120,11 @@ class _KeptPrompt:
             self.paths.pop(agent, None)
 
 
-def reused(
-    trace: Sequence[TimedRequest], *, room: int, snapshot: int, step: int, order: Order, pays: bool = False
-) -> int:
+def reused(trace: Sequence[Request], *, room: int, snapshot: int, step: int, order: Order, pays: bool = False) -> int:
     """Blocks reused; `room`, `snapshot` and `step` in blocks."""
     kept, latest, total = _KeptPrompt(room, snapshot, step, pays=pays), Latest(), 0
     for at, one in enumerate(trace):
-        tokens, answer = one.request.prompt.tokens, one.request.answer
+        tokens, answer = one.prompt.tokens, one.answer
         path = kept.numbered((tokens if answer is None else join_tokens(tokens, answer)).tolist())
         total += kept.reused(path[: len(tokens)])
         latest[one.agent] = at
@@ -144,10 +143,10 @@ def main() -> int:
     parser.add_argument("--limit", type=int, default=1000)
     options = parser.parse_args()
     trace = list(islice(read_sessions(options.sessions, num_live=options.live), options.limit))
-    block = trace[0].request.block
+    block = trace[0].block
     future = FutureKnown(block=block)
     for one in trace:
-        future.add(one.request)
+        future.add(one)
     waits = SessionWaits(trace)
     orders: dict[str, Order] = {
         "lru": lambda at, agent, latest: (0.0, latest[agent]),

@@ -3,14 +3,12 @@
 from bench.informed_sessions import Latest, reused
 from reprise.core.prompt import Prompt
 from reprise.core.tokens import as_tokens
-from reprise.lab.simulate.sessions import TimedRequest
 from reprise.replay.request import Request
 
 
-def asked(at_s: float, agent: str, *tokens: int) -> TimedRequest:
+def asked(at_s: float, agent: str, *tokens: int) -> Request:
     prompt = Prompt(tokens=as_tokens(list(tokens)))
-    request = Request(prompt=prompt, num_tokens=len(tokens), shareable=len(tokens))
-    return TimedRequest(at_s=at_s, took_s=0.0, agent=agent, request=request)
+    return Request(prompt=prompt, num_tokens=len(tokens), shareable=len(tokens), at_s=at_s, agent=agent)
 
 
 def by_last_use(_: int, agent: str, latest: Latest) -> tuple[float, int]:

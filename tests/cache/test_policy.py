@@ -1,11 +1,14 @@
 """The order of eviction, as the store sees it."""
 
+from collections.abc import Collection
+
 import pytest
 
 from reprise.cache.lookup import evicted_to
-from reprise.cache.node import SegmentSizes, subtree
+from reprise.cache.node import Lease, SegmentSizes, subtree
 from reprise.cache.policy import EvictionCandidate, ExpectedSaving, Policy
 from reprise.cache.prefix_cache import PrefixCache
+from reprise.core.job import Lineage
 from reprise.core.prompt import BoundaryKind
 from reprise.core.tokens import Tokens, join_tokens
 from reprise.memory import Memory
@@ -13,7 +16,7 @@ from reprise.replay.payloads import SizedSource, Sizes
 from reprise.replay.policies import POLICIES, GreedyDual, Lru
 from tests.cache.test_reuse_rate import run_of
 
-HYBRID = Sizes(full=1, snapshot=100)
+FULL, HYBRID = Sizes(full=1), Sizes(full=1, snapshot=100)
 
 
 def candidate(**changes: object) -> EvictionCandidate:
@@ -362,6 +365,142 @@ def test_answers_tell_who_comes_back() -> None:
         scores.append(policy.score(candidate(last_visit=301 + len(scores))))
     word, page, unknown = scores
     assert word < unknown < page
+
+
+class Agents:
+    """Agents that call tools, each on a path of its own of about 100 tokens, in a store for three of those."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.cache = PrefixCache(
+            FULL.layout(),
+            memory=Memory(320),
+            sizes=SegmentSizes(longest=64, tail=16),
+            clock=lambda: self.now_s,
+        )
+        self.paths: dict[int, Tokens] = {}
+        # Four agents at a time call a tool four times and come back at once; five minutes later others begin.
+        for first in range(100, 200, 4):
+            for _ in range(5):
+                for agent in range(first, first + 4):
+                    self.answer(self.ask(agent))
+            self.now_s += 300
+
+    def ask(self, agent: int, lineage: Lineage | None = None) -> Lease:
+        old = self.paths.get(agent, run_of(agent, 100))
+        tokens = self.paths[agent] = join_tokens(old, run_of(1000 * agent + len(old), 1))
+        resume_at, match = self.cache.lookup(tokens, len(tokens) - 1)
+        lease = self.cache.lease(match, resume_at)
+        if lineage is not None:
+            self.cache.note_lineage(f"{agent}", lease, lineage, trunk_at=0, namespace="")
+        self.cache.commit(tokens, SizedSource(FULL, 1), kind=BoundaryKind.STABLE, number=lease.number)
+        return lease
+
+    def answer(self, lease: Lease, *, calls_tool: bool = True) -> None:
+        self.now_s += 1
+        self.cache.note_answer(lease, 100, calls_tool=calls_tool)
+        self.cache.release(lease)
+        self.cache.check()
+
+    def kept(self, agent: int) -> bool:
+        return resumes_at(self.cache, self.paths[agent]) == len(self.paths[agent])
+
+
+@pytest.mark.parametrize(("silent_s", "goes_first"), [(10, False), (200, True)])
+def test_who_is_silent_for_longer_than_tools_take_goes_first(silent_s: int, *, goes_first: bool) -> None:
+    agents = Agents()
+    working, silent = agents.ask(1), agents.ask(2)
+    agents.answer(silent)
+    agents.now_s += silent_s
+    agents.answer(working)
+    agents.answer(agents.ask(3))
+    ((_, first),) = agents.cache.would_evict(1)
+    assert (first.last_visit == silent.number) is goes_first
+    agents.answer(agents.ask(4))
+    assert agents.kept(1)
+    assert agents.kept(2) is not goes_first
+
+
+@pytest.mark.parametrize("is_awaited", [True, False])
+def test_who_waits_for_others_is_not_silent(*, is_awaited: bool) -> None:
+    agents = Agents()
+    parent, other = agents.ask(1, Lineage()), agents.ask(2)
+    agents.answer(parent)
+    for _ in range(4):
+        agents.now_s += 100
+        agents.answer(agents.ask(3, Lineage(awaited=("1",) if is_awaited else ())))
+    agents.answer(other)
+    ((_, first),) = agents.cache.would_evict(1)
+    assert (first.last_visit == parent.number) is not is_awaited
+
+
+class SecondFallsSilent(Lru):
+    """The second prompt falls silent when the fourth arrives, and is worth nothing from then on."""
+
+    has_fallen = False
+
+    def fall_silent(self, now_s: float) -> Collection[int]:
+        self.has_fallen = self._num_prompts == 4
+        return [2] if self.has_fallen else ()
+
+    def score(self, candidate: EvictionCandidate) -> float:
+        return 0.0 if self.has_fallen and candidate.last_visit == 2 else super().score(candidate)
+
+
+def test_what_falls_silent_is_scored_anew() -> None:
+    cache = PrefixCache(HYBRID.layout(), memory=Memory(), policy=SecondFallsSilent())
+    for number in range(4):
+        serve(cache, run_of(number, 64), HYBRID)
+    assert cache.evict_one()
+    assert [resumes_at(cache, run_of(number, 64)) > 0 for number in range(4)] == [True, False, True, True]
+
+
+def test_a_prompt_falls_silent_once_at_each_edge_and_not_once_its_chat_has_gone_on() -> None:
+    policy, path = ExpectedSaving(), run_of(1, 20)
+    for tokens, at_s in ((run_of(2, 20), 0.0), (path, 0.0), (join_tokens(path, run_of(3, 20)), 50.0)):
+        number, _ = policy.arrive(tokens, known=0, namespace="")
+        policy.answered(number, 100, calls_tool=True, at_s=at_s)
+    assert [list(policy.fall_silent(at_s)) for at_s in (29, 30, 31, 80, 600, 2000)] == [
+        [],
+        [1],
+        [],
+        [3],
+        [1, 3, 1],
+        [3],
+    ]
+
+
+def test_how_the_next_turn_begins_may_be_known_after_a_silence_that_it_does_not_end() -> None:
+    agents = Agents()
+    policy, path = agents.cache.order.policy, run_of(1, 20)
+    number, _ = policy.arrive(path, known=0, namespace="")
+    policy.answered(number, 100, calls_tool=True, at_s=agents.now_s)
+    policy.fall_silent(agents.now_s + 200)
+    silent = candidate(last_visit=number, first_visit=number)
+    score = policy.score(silent)
+    policy.expect(path, known=len(path), number=number, namespace="", calls_tool=True)
+    assert policy.score(silent) == score
+
+
+def test_an_agent_that_runs_is_expected_to_go_on_as_it_did() -> None:
+    """How its answer will end is not known yet; the one before called a tool, or did not."""
+    policy, number = ExpectedSaving(), 0
+    for n in range(200):
+        # After a tool call comes another, after a text nobody.
+        for ends in ((True, True, True, False), (False, False)):
+            path = run_of(2 * n + len(ends), 20)
+            for calls_tool in ends:
+                number, _ = policy.arrive(path, known=0, namespace="")
+                policy.answered(number, 100, calls_tool=calls_tool)
+                path = join_tokens(path, run_of(n, 20))
+    scores: list[float] = []
+    for calls_tool in (True, False):
+        path = run_of(5000 + calls_tool, 20)
+        number, _ = policy.arrive(path, known=0, namespace="")
+        policy.answered(number, 100, calls_tool=calls_tool)
+        number, _ = policy.arrive(join_tokens(path, run_of(1, 20)), known=0, namespace="")
+        scores.append(policy.score(candidate(last_visit=number, first_visit=number)))
+    assert scores[0] > 1.2 * scores[1]
 
 
 def test_side_requests_go_before_chats() -> None:

@@ -14,9 +14,12 @@ class ListeningPolicy(ExpectedSaving):
         super().__init__()
         self.answers: list[tuple[int, float]] = []
 
-    def answered(self, number: int, num_tokens: float, *, calls_tool: bool | None = None) -> None:
+    def answered(
+        self, number: int, num_tokens: float, *, calls_tool: bool | None = None, at_s: float | None = None
+    ) -> None:
         self.answers.append((number, num_tokens))
-        super().answered(number, num_tokens, calls_tool=calls_tool)
+        assert at_s is not None, "silence is counted from there"
+        super().answered(number, num_tokens, calls_tool=calls_tool, at_s=at_s)
 
 
 def test_how_long_an_answer_was_and_where_the_next_turn_may_differ() -> None:

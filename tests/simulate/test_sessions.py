@@ -41,7 +41,7 @@ def written(file: Path, *sessions: dict[str, Any]) -> Path:
 
 
 def test_prompts_grow_and_the_trace_shows_where_they_go_on(tmp_path: Path) -> None:
-    first, _, second, last = (timed.request for timed in read_sessions(written(tmp_path / "s.jsonl", LOOP)))
+    first, _, second, last = read_sessions(written(tmp_path / "s.jsonl", LOOP))
     a, b, c = (request.prompt.tokens for request in (first, second, last))
     assert (first.unit, first.num_tokens, len(a), len(b), len(c)) == (64, 260, 4, 7, 7)
     assert (common_prefix(a, b), common_prefix(b, c)) == (4, 5)
@@ -55,7 +55,7 @@ def test_prompts_grow_and_the_trace_shows_where_they_go_on(tmp_path: Path) -> No
 def test_sessions_of_one_model_share_tools_and_system_prompt(tmp_path: Path) -> None:
     other_system = session("third", *OTHER["requests"], system=100)
     path = written(tmp_path / "s.jsonl", LOOP, OTHER, other_system)
-    firsts = [timed.request.prompt for timed in read_sessions(path, num_live=3) if timed.at_s == 0]
+    firsts = [request.prompt for request in read_sessions(path, num_live=3) if request.at_s == 0]
     assert common_prefix(firsts[0].tokens, firsts[1].tokens) == 3
     assert common_prefix(firsts[1].tokens, firsts[2].tokens) == 2, "the tools alone"
     assert (3, BoundaryKind.SYSTEM) in [(mark.position, mark.kind) for mark in firsts[0].boundaries]
@@ -63,9 +63,9 @@ def test_sessions_of_one_model_share_tools_and_system_prompt(tmp_path: Path) -> 
 
 def test_sessions_take_turns_and_long_pauses_are_cut(tmp_path: Path) -> None:
     path = written(tmp_path / "s.jsonl", LOOP, OTHER, session("last", record(0, [[1, 5]], 320)))
-    both = [(timed.at_s, timed.request.num_tokens) for timed in read_sessions(path, num_live=2)]
+    both = [(request.at_s, request.num_tokens) for request in read_sessions(path, num_live=2)]
     assert both == [(0, 260), (0, 320), (2, 384), (3, 140), (3, 320), (5, 450), (1205, 470)]
-    alone = [timed.at_s for timed in read_sessions(path)]
+    alone = [request.at_s for request in read_sessions(path)]
     assert alone == [0, 3, 5, 1205, 1206, 1208, 1209], "one begins when the one before has ended"
 
 
@@ -77,7 +77,7 @@ def test_a_folder_of_files_and_a_compressed_file(tmp_path: Path) -> None:
         json.dump(OTHER, file)
     assert holds_sessions(folder) and holds_sessions(folder / "a.json") and holds_sessions(folder / "b.json.gz")
     whole = written(tmp_path / "s.jsonl", LOOP, OTHER)
-    assert [t.request.num_tokens for t in read_sessions(folder)] == [t.request.num_tokens for t in read_sessions(whole)]
+    assert [t.num_tokens for t in read_sessions(folder)] == [t.num_tokens for t in read_sessions(whole)]
 
 
 def test_beside_sessions_a_folder_has_notes(tmp_path: Path) -> None:
@@ -92,11 +92,11 @@ def test_hashes_that_are_global_tell_what_sessions_share(tmp_path: Path) -> None
     other = session("other", record(0, [[1, 2], [50, 52]], 320), tools=512)
     both = [one | {"hash_id_scope": "global"} for one in (LOOP, other, session("third", record(0, [[70, 74]], 320)))]
     path = written(tmp_path / "s.jsonl", *both)
-    first, second, third = (t.request.prompt.tokens for t in read_sessions(path, num_live=3) if t.at_s == 0)
+    first, second, third = (t.prompt.tokens for t in read_sessions(path, num_live=3) if t.at_s == 0)
     assert common_prefix(first, second) == 2, "as its numbers say, though their tools are not equally long"
     assert common_prefix(first, third) == 0, "as its numbers say, though their tools are equally long"
     path = written(tmp_path / "t.jsonl", LOOP, other)
-    first, second = (t.request.prompt.tokens for t in read_sessions(path, num_live=2) if t.at_s == 0)
+    first, second = (t.prompt.tokens for t in read_sessions(path, num_live=2) if t.at_s == 0)
     assert common_prefix(first, second) == 0
 
 
@@ -166,7 +166,7 @@ def test_what_shrinking_prompts_cost_is_counted_by_reason_beside_the_least(tmp_p
     sized = enumerate(zip(prompts, lengths, strict=True))
     records = [record(10 * at, [*ids], 64 * n, out=1) for at, (ids, n) in sized]
     path = written(tmp_path / "s.jsonl", session("a", *records, tools=0, system=0))
-    changes = [timed.request.change for timed in read_sessions(path)]
+    changes = [request.change for request in read_sessions(path)]
     assert changes == ["first", "grown", "end edited", "context cleared", "compacted", "earlier edited"]
     options = ["--tokens", "1k", "--policy", "cost,infinite"]
     said = CliRunner().invoke(app, ["simulate", str(path), *options, "--json"])

@@ -1,14 +1,16 @@
 """Eviction policies: what is known about an item in, a score out; the item with the lowest score is evicted first.
 
-A policy does not see the tree. It learns from the prompts (`arrive`) alone, without I/O, clock or randomness, so the
-same prompts give the same order.
+A policy does not see the tree. It learns from the prompts and their times alone, without I/O, clock or randomness, so
+the same prompts at the same times give the same order.
 """
 
 from bisect import bisect_right
+from collections import deque
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Protocol
 
-from reprise.cache.reuse_rate import PRIOR_RATE, ConversationHistory, ReuseRateEstimator
+from reprise.cache.reuse_rate import MEMORY, PRIOR_RATE, ConversationHistory, ReuseRateEstimator
 from reprise.core.prompt import BoundaryKind
 from reprise.core.tokens import Tokens
 
@@ -26,6 +28,15 @@ _PAUSES = (16, 64, 256, 1024)
 _NEW_TOKENS = (512, 4096, 32768)
 _ANSWERED = (16, 64, 256, 1024)
 """Bin edges of the classes within which chats are expected to behave alike."""
+
+_SILENT_S = (30.0, 120.0, 600.0)
+"""Another such edge, where it is known how the answer ended: the seconds since.
+
+A tool that runs is back soon, a person who thinks later, and one who has left never.
+"""
+
+_END_KNOWN = len(_ANSWERED) + 1
+"""The first class of answers of which it is known whether they end with a tool call; those before are by length."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,11 +83,17 @@ class Policy(Protocol):
         """The number of the prompt that these tokens continue, or None."""
         ...
 
-    def answered(self, number: int, num_tokens: float, *, calls_tool: bool | None = None) -> None:
+    def answered(
+        self, number: int, num_tokens: float, *, calls_tool: bool | None = None, at_s: float | None = None
+    ) -> None:
         """Record that prompt `number` got an answer of `num_tokens`; `calls_tool`: whether it ends with a tool call.
 
-        An answer that does comes back by itself, another when a person writes. None: not known.
+        An answer that does comes back by itself, another when a person writes. None: not known. `at_s`: the time.
         """
+        ...
+
+    def fall_silent(self, now_s: float) -> Collection[int]:
+        """Record the time. Returns the prompts from whose answers so much time has passed that they score otherwise."""
         ...
 
     def expect(
@@ -116,9 +133,11 @@ class ExpectedSaving:
 
     Score = tokens saved per use × expected uses per prompt of waiting ÷ bytes. The rate at which chats return is
     learned from all chats, evicted ones included (`reprise.cache.reuse_rate`), as is the rate at which new paths branch
-    off shared ones. What a chat has passed, such as its system prompt, is used by others alone: as often as so far. The
-    length of the answer refines the estimate: a one-word answer usually ends a task. How often the next turn repeats
-    what lies past the stable boundary is learned for all chats together. When a chat continues elsewhere or has ended,
+    off shared ones. Chats are told apart by how their last answers ended (with a tool call or not; where that is not
+    known, by the answer's length and the number of turns: a one-word answer usually ends a task), by their last pause
+    and prompt, and by the seconds of silence since. What a chat has passed, such as its system prompt, is used by
+    others alone: as often as so far. How often the next turn repeats what lies past the stable boundary is learned for
+    all chats together. When a chat continues elsewhere or has ended,
     what it left has a score below -1 and is evicted first, the least useful first; then what auxiliary requests
     brought, so that these never displace a chat. New entries that are expected to save less than anything stored are
     not stored, so one-off prompts do not displace chats, once about a hundred prompts were seen.
@@ -129,14 +148,17 @@ class ExpectedSaving:
         self._unit_tokens = unit_tokens
         self._history = ConversationHistory()
         self._turns = ReuseRateEstimator(
-            (len(_TURNS) + 1, len(_PAUSES) + 2, len(_NEW_TOKENS) + 1), num_later=_place_of_call(True) + 1
+            (len(_TURNS) + 3, len(_PAUSES) + 2, len(_NEW_TOKENS) + 1), num_later=_place_of_end(True, len(_SILENT_S)) + 1
         )
+        self._waiting = tuple(deque[tuple[float, int]](maxlen=MEMORY) for _ in _SILENT_S)
+        """When and with which numbers prompts were answered that have not been silent for as long as each edge."""
         self._branches = ReuseRateEstimator((len(_TURNS) + 1,))
         # A prior of one each.
         self._tails_met, self._tails_missed = 1, 1
 
     def arrive(self, tokens: Tokens, *, known: int, namespace: str) -> tuple[int, int | None]:
         visit = self._history.arrive(tokens, known=known, namespace=namespace)
+        calls_tool = _calls_tool(self._turns.later_bin(visit.continues))
         self._turns.advance()
         self._branches.advance()
         if visit.continues is not None:
@@ -149,7 +171,7 @@ class ExpectedSaving:
                 self._branches.come_back(visit.last_other)
             self._branches.wait(_place(_TURNS, visit.num_others))
         self._turns.wait(
-            _place(_TURNS, visit.turn),
+            _place(_TURNS, visit.turn) if calls_tool is None else len(_TURNS) + 1 + calls_tool,
             0 if visit.gap is None else 1 + _place(_PAUSES, visit.gap),
             _place(_NEW_TOKENS, visit.num_new * self._unit_tokens),
         )
@@ -158,16 +180,35 @@ class ExpectedSaving:
     def number_of(self, tokens: Tokens, *, namespace: str) -> int | None:
         return self._history.number_of(tokens, namespace=namespace)
 
-    def answered(self, number: int, num_tokens: float, *, calls_tool: bool | None = None) -> None:
+    def answered(
+        self, number: int, num_tokens: float, *, calls_tool: bool | None = None, at_s: float | None = None
+    ) -> None:
         place = _place(_ANSWERED, num_tokens * self._unit_tokens)
-        self._turns.specify(number, place if calls_tool is None else _place_of_call(calls_tool))
+        self._turns.specify(number, place if calls_tool is None else _place_of_end(calls_tool))
+        if at_s is not None:
+            self._waiting[0].append((at_s, number))
+
+    def fall_silent(self, now_s: float) -> Collection[int]:
+        fallen: list[int] = []
+        for at, (length_s, waiting) in enumerate(zip(_SILENT_S, self._waiting, strict=True), start=1):
+            while waiting and now_s - waiting[0][0] >= length_s:
+                since_s, number = waiting.popleft()
+                if self._history.is_continued(number):
+                    continue
+                if at < len(_SILENT_S):
+                    self._waiting[at].append((since_s, number))
+                calls_tool = _calls_tool(self._turns.later_bin(number))
+                if calls_tool is not None:
+                    self._turns.specify(number, _place_of_end(calls_tool, at))
+                    fallen.append(number)
+        return fallen
 
     def expect(
         self, tokens: Tokens, *, known: int, number: int, namespace: str, calls_tool: bool | None = None
     ) -> None:
         self._history.expect(tokens, known=known, number=number, namespace=namespace)
-        if calls_tool is not None:
-            self._turns.specify(number, _place_of_call(calls_tool))
+        if calls_tool is not None and _calls_tool(self._turns.later_bin(number)) is not calls_tool:
+            self._turns.specify(number, _place_of_end(calls_tool))
 
     def leave_tail(self, tokens: Tokens, stable_at: int, *, number: int | None, namespace: str) -> None:
         self._history.leave_tail(tokens, stable_at, number=number, namespace=namespace)
@@ -179,7 +220,7 @@ class ExpectedSaving:
         if candidate.is_passed:
             rate = (candidate.num_uses + PRIOR_RATE) / max(1, self._history.now - (candidate.first_visit or 0))
         else:
-            rate = self._turns.rate(candidate.last_visit, since=candidate.alive_at)
+            rate = self._turns.rate(candidate.last_visit, since=candidate.alive_at, later_bin=self._end_of(candidate))
         branched_at = self._history.last_continuation(candidate.first_visit)
         if branched_at is not None:
             rate += self._branches.rate(branched_at)
@@ -213,6 +254,13 @@ class ExpectedSaving:
     def evicted(self, candidate: EvictionCandidate, score: float) -> None:
         pass
 
+    def _end_of(self, candidate: EvictionCandidate) -> int | None:
+        """How its chat's last answer ended, as if just now where others work for it; None: as it is."""
+        if candidate.alive_at is None:
+            return None
+        calls_tool = _calls_tool(self._turns.later_bin(candidate.last_visit))
+        return None if calls_tool is None else _place_of_end(calls_tool)
+
     def _is_left_behind(self, candidate: EvictionCandidate) -> bool:
         """Whether its chat has ended or continued elsewhere. What two requests resumed from is shared, so it is not."""
         if candidate.has_ended and candidate.num_branches <= 1:
@@ -235,9 +283,14 @@ class ExpectedSaving:
         return min(rate, 1 / silence)
 
 
-def _place_of_call(calls_tool: bool) -> int:
-    """The class of an answer of which it is known whether it ends with a tool call, whatever its length."""
-    return len(_ANSWERED) + 1 + calls_tool
+def _place_of_end(calls_tool: bool, silence: int = 0) -> int:
+    """The class of an answer of which it is known whether it ends with a tool call, and of the silence behind it."""
+    return _END_KNOWN + 2 * silence + calls_tool
+
+
+def _calls_tool(place: int | None) -> bool | None:
+    """Whether an answer of this class ends with a tool call."""
+    return None if place is None or place < _END_KNOWN else (place - _END_KNOWN) % 2 == 1
 
 
 def _place(edges: tuple[int, ...], value: float) -> int:

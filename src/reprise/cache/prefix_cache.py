@@ -7,7 +7,7 @@ accounts. Used by one thread.
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from reprise.cache.eviction import (
@@ -197,7 +197,7 @@ class PrefixCache:
         The length is in units of the prompt's tokens: a fraction if each of those represents many.
         """
         if lease.number is not None:
-            self.order.policy.answered(lease.number, num_tokens, calls_tool=calls_tool)
+            self.order.policy.answered(lease.number, num_tokens, calls_tool=calls_tool, at_s=self._clock())
 
     def expect(self, match: Match, *, number: int, calls_tool: bool | None = None) -> None:
         """Record that the next turn of request `number` will begin with the matched prompt.
@@ -219,20 +219,7 @@ class PrefixCache:
 
         O(nodes used since the ended chats were).
         """
-        ended = self.order.lineages.arrive(job_id, lease, lineage, trunk_at=trunk_at, namespace=namespace)
-        root = self.tree.roots.get(namespace)
-        if not ended or root is None:
-            return
-        # A path is used with everything above it, so below a node that was not used since there is nothing to find.
-        stack = list(root.children.values())
-        while stack:
-            node = stack.pop()
-            if node.last_visit is None or node.last_visit < min(ended):
-                continue
-            stack.extend(node.children.values())
-            if node.last_visit in ended:
-                for checkpoint in node.checkpoints.values():
-                    self.order.place(checkpoint)
+        self._review(self.order.lineages.arrive(job_id, lease, lineage, trunk_at=trunk_at, namespace=namespace))
 
     def release(self, lease: Lease) -> None:
         """Release the lease, and drop what was kept only for it. Releasing twice is a bug."""
@@ -251,8 +238,25 @@ class PrefixCache:
             # The chat has continued: what its earlier prompt left beside this path is scored lower.
             for checkpoint in self._beside(match, continued):
                 self.order.place(checkpoint)
+        self._review(self.order.policy.fall_silent(self._clock()))
         self.order.advance(number)
         return number
+
+    def _review(self, numbers: Collection[int]) -> None:
+        """Re-evaluate what these prompts were the last to pass. O(nodes used since the oldest of them)."""
+        if not numbers:
+            return
+        oldest, numbers = min(numbers), frozenset(numbers)
+        # A path is used with everything above it, so below a node that was not used since there is nothing to find.
+        stack = [node for root in self.tree.roots.values() for node in root.children.values()]
+        while stack:
+            node = stack.pop()
+            if node.last_visit is None or node.last_visit < oldest:
+                continue
+            stack.extend(node.children.values())
+            if node.last_visit in numbers:
+                for checkpoint in node.checkpoints.values():
+                    self.order.place(checkpoint)
 
     @staticmethod
     def _beside(match: Match, number: int) -> list[Checkpoint]:

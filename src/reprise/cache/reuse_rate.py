@@ -249,8 +249,14 @@ class ReuseRateEstimator:
         if one is not None and one.is_waiting:
             step = _step_of(self._now - number)
             self._waiting_now[one.kind, step] -= 1
-            one.kind += 1 + later_bin - one.kind % self._shape[-1]
+            one.kind = self._with_later(one.kind, later_bin)
             self._waiting_now[one.kind, step] += 1
+
+    def later_bin(self, number: int | None) -> int | None:
+        """The bin on the last axis of what has waited since prompt `number`, returned or not; None: not known."""
+        one = self._ring[number % MEMORY] if number is not None and self._is_remembered(number) else None
+        later = 0 if one is None else one.kind % self._shape[-1]
+        return later - 1 if later > 0 else None
 
     def come_back(self, number: int) -> None:
         """Record the return of what has waited since prompt `number`."""
@@ -261,13 +267,17 @@ class ReuseRateEstimator:
             self._waiting_now[one.kind, step] -= 1
             self._returned[one.kind, step] += 1
 
-    def rate(self, number: int | None, *, since: int | None = None) -> float:
-        """Expected uses per prompt of waiting, for what has waited since prompt `number`, or since a later one."""
+    def rate(self, number: int | None, *, since: int | None = None, later_bin: int | None = None) -> float:
+        """Expected uses per prompt of waiting, for what has waited since prompt `number`, or since a later one.
+
+        `later_bin`: another bin on the last axis than it has.
+        """
         one = self._ring[number % MEMORY] if self._is_remembered(number) else None
         if one is None or number is None:
             return float(self._rates[0, -1])
         # It did not return with the newest prompt: the next one is the first with which it can.
-        return float(self._rates[one.kind, _step_of(self._now + 1 - max(number, since or 0))])
+        kind = one.kind if later_bin is None else self._with_later(one.kind, later_bin)
+        return float(self._rates[kind, _step_of(self._now + 1 - max(number, since or 0))])
 
     def chance(self, number: int | None) -> float:
         """The probability that what has waited since prompt `number` is ever used, at an age that was seen so far."""
@@ -281,6 +291,9 @@ class ReuseRateEstimator:
         begun = max(number or 0, since or 0)
         step = _step_of(self._now + 1 - begun)
         return begun + _STARTS[step + 1] - 1 if step + 1 < _STEPS else self._now + MEMORY
+
+    def _with_later(self, kind: int, later_bin: int) -> int:
+        return kind - kind % self._shape[-1] + 1 + later_bin
 
     def _age(self, number: int, step: int) -> None:
         """Move what has waited since prompt `number` to this age step."""

@@ -1,7 +1,7 @@
 """The policies that traces are replayed with: the cache's own, and two from the literature for comparison."""
 
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from reprise.cache.policy import EvictionCandidate, ExpectedSaving, Policy
 from reprise.core.tokens import Tokens
@@ -20,8 +20,13 @@ class _Unlearned:
     def number_of(self, tokens: Tokens, *, namespace: str) -> int | None:
         return None
 
-    def answered(self, number: int, num_tokens: float, *, calls_tool: bool | None = None) -> None:
+    def answered(
+        self, number: int, num_tokens: float, *, calls_tool: bool | None = None, at_s: float | None = None
+    ) -> None:
         pass
+
+    def fall_silent(self, now_s: float) -> Collection[int]:
+        return ()
 
     def expect(
         self, tokens: Tokens, *, known: int, number: int, namespace: str, calls_tool: bool | None = None

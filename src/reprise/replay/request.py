@@ -33,7 +33,8 @@ class Request:
     tokens of `prompt` another prompt can have in common; a block that is cut by the prompt's end is like no other.
     `block`: the real tokens by which an estimate with the future known counts. `next_known`: the next prompt's
     beginning, as far as the server knows it once it has answered. `calls_tool`: whether the answer ends with a call of
-    a tool, `change`: what the prompt is to the one before it; None where the trace does not tell.
+    a tool, `change`: what the prompt is to the one before it; None where the trace does not tell. `at_s`: when it came,
+    in seconds since any start, and `took_s`: how long it took; 0 where the trace does not tell. `agent`: who asked.
     """
 
     prompt: Prompt
@@ -47,6 +48,9 @@ class Request:
     is_auxiliary: bool = False
     calls_tool: bool | None = None
     change: Change | None = None
+    at_s: float = 0.0
+    took_s: float = 0.0
+    agent: str = ""
 
     def __post_init__(self) -> None:
         assert 0 < self.shareable <= len(self.prompt) <= self.num_tokens, (self.shareable, self.num_tokens)

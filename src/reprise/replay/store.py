@@ -43,9 +43,14 @@ class Replay:
         self.tally = Tally()
         self._sizes = sizes
         self._unit = unit
+        self._now_s = 0.0
         cut = SegmentSizes() if unit == 1 else SegmentSizes(longest=max(1, 2048 // unit), tail=max(1, 1024 // unit))
         self.cache = PrefixCache(
-            sizes.layout(unit=unit), memory=Memory(budget), policy=_policy(policy, unit), sizes=cut
+            sizes.layout(unit=unit),
+            memory=Memory(budget),
+            policy=_policy(policy, unit),
+            sizes=cut,
+            clock=lambda: self._now_s,
         )
         self._source = SizedSource(sizes, unit)
         self._interval = max(
@@ -56,6 +61,7 @@ class Replay:
         """Serve one request. Gives the number of real tokens reused."""
         assert request.unit == self._unit, "a replay reads traces of one granularity"
         cache, prompt = self.cache, request.prompt
+        self._now_s = request.at_s
         tokens = prompt.tokens
         last = len(tokens) - 1 if request.unit == 1 else len(tokens)
         resume_at, match = cache.lookup(tokens, last)
@@ -75,6 +81,7 @@ class Replay:
             self._commit(tokens[: mark.position], mark.kind, request, number=lease.number)
         if cache.layout.resumes_anywhere:
             self._commit(tokens, BoundaryKind.PROMPT_END, request, number=lease.number)
+        self._now_s = request.at_s + request.took_s
         answer_length = request.answer_length
         if answer_length is not None:
             cache.note_answer(lease, answer_length, calls_tool=request.calls_tool)

@@ -79,19 +79,19 @@ def calls_of_sessions(path: Path, *, num_live: int) -> list[RecordedCall]:
     """The calls of recorded agent sessions, `num_live` at a time, in the order of their times. Raises BadRequest."""
     return [
         RecordedCall(
-            at_s=timed.at_s,
-            took_s=timed.took_s,
+            at_s=request.at_s,
+            took_s=request.took_s,
             line={
                 # The pseudo-tokens tell the blocks of all sessions apart.
-                "hash_ids": timed.request.prompt.tokens.tolist(),
-                "block_tokens": timed.request.block,
-                "input_length": timed.request.num_tokens,
-                "output_length": timed.request.num_answered,
+                "hash_ids": request.prompt.tokens.tolist(),
+                "block_tokens": request.block,
+                "input_length": request.num_tokens,
+                "output_length": request.num_answered,
             },
             path=None,
             body=None,
         )
-        for timed in read_sessions(path, num_live=num_live)
+        for request in read_sessions(path, num_live=num_live)
     ]
 
 

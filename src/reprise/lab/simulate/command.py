@@ -100,7 +100,7 @@ def simulate(
             token_nbytes = sizes.full + sizes.window
             limits = _byte_budgets(budgets) if budgets is not None else _token_budgets(tokens, token_nbytes)
             requests = (
-                (timed.request for timed in read_sessions(trace, num_live=at_once))
+                read_sessions(trace, num_live=at_once)
                 if is_sessions
                 else read_trace(
                     trace,

@@ -39,16 +39,6 @@ _START_CHARACTERS = 1 << 12
 _SUFFIXES = (".json", ".jsonl", ".gz")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TimedRequest:
-    """A request of `agent` `at_s` seconds after the start, which took `took_s`."""
-
-    at_s: float
-    took_s: float
-    agent: str
-    request: Request
-
-
 def holds_sessions(path: Path) -> bool:
     """Whether this is a folder of sessions, or a file of them rather than a trace of requests (never compressed)."""
     if path.is_dir() or path.suffix == ".gz":
@@ -61,7 +51,7 @@ def holds_sessions(path: Path) -> bool:
     return '"hash_id_scope"' in start or ('"block_size"' in start and '"hash_ids"' not in start)
 
 
-def read_sessions(path: Path, *, num_live: int = 1) -> Iterator[TimedRequest]:
+def read_sessions(path: Path, *, num_live: int = 1) -> Iterator[Request]:
     """The requests of all sessions in the order of their times, `num_live` sessions side by side.
 
     When one ends, the next begins. Pauses longer than `LONGEST_PAUSE_S` are cut to that. `path`: a file with a session
@@ -69,10 +59,10 @@ def read_sessions(path: Path, *, num_live: int = 1) -> Iterator[TimedRequest]:
     Raises BadRequest.
     """
     waiting = _sessions(path)
-    under_way: list[tuple[float, int, float, TimedRequest, Iterator[TimedRequest]]] = []
+    under_way: list[tuple[float, int, float, Request, Iterator[Request]]] = []
     numbers = count()
 
-    def go_on(session: Iterator[TimedRequest], start_s: float, end_s: float) -> None:
+    def go_on(session: Iterator[Request], start_s: float, end_s: float) -> None:
         """Queue the next request of this session, or the first of the next one, which starts at `end_s`."""
         upcoming = next(session, None)
         if upcoming is None:
@@ -89,7 +79,7 @@ def read_sessions(path: Path, *, num_live: int = 1) -> Iterator[TimedRequest]:
         go_on(session, start_s, at_s + played.took_s)
 
 
-def _sessions(path: Path) -> Iterator[Iterator[TimedRequest]]:
+def _sessions(path: Path) -> Iterator[Iterator[Request]]:
     for file in sorted(path.iterdir()) if path.is_dir() else [path]:
         # Beside sessions there are notes about them, and what systems hide there.
         if file != path and (file.suffix not in _SUFFIXES or file.name.startswith(".")):
@@ -124,7 +114,7 @@ def _is_json(text: str) -> bool:
     return True
 
 
-def _requests_of(session: Mapping[str, Any]) -> list[TimedRequest]:
+def _requests_of(session: Mapping[str, Any]) -> list[Request]:
     """The requests of a session in the order of their times, with long pauses cut."""
     block = int(session.get("block_size", 64))
     records: Sequence[Mapping[str, Any]] = session["requests"]
@@ -142,7 +132,7 @@ def _requests_of(session: Mapping[str, Any]) -> list[TimedRequest]:
     ]
     timed.sort(key=lambda one: one.at_s)
     at_s = 0.0
-    played: list[TimedRequest] = []
+    played: list[Request] = []
     for before, one in pairwise((None, *timed)):
         assert one is not None
         at_s += 0.0 if before is None else min(one.at_s - before.at_s, LONGEST_PAUSE_S)
@@ -158,7 +148,7 @@ class _AgentLine:
     about: Mapping[str, Any]
     start_s: float
 
-    def requests(self, session: str, block: int, *, is_global: bool) -> list[TimedRequest]:
+    def requests(self, session: str, block: int, *, is_global: bool) -> list[Request]:
         """`is_global`: the hashes tell what sessions share; they need not be taken to begin alike."""
         prompts = [_expanded(record["hash_ids"], int(record["in"]) // block) for record in self.records]
         if not prompts:
@@ -173,11 +163,15 @@ class _AgentLine:
             shared[number] = _seed(f"{models} {size} {at}")
         seed, seeds = (_seed(""), {}) if is_global else (_seed(session), shared)
         tokens = [_tokens(prompt, seed, seeds) for prompt in prompts]
-        found: list[TimedRequest] = []
+        found: list[Request] = []
         for at, record in enumerate(self.records):
             before = tokens[at - 1] if at > 0 else None
             after = tokens[at + 1] if at + 1 < len(tokens) else None
             begins_alike = common_prefix(tokens[at], tokens[0])
+            started_s = self.start_s + float(record["t"])
+            took_s = float(record.get("api_time") or 0.0)
+            if not (isfinite(started_s) and isfinite(took_s)):
+                raise ValueError("a time that never comes")
             request = _request(
                 record,
                 tokens[at],
@@ -188,11 +182,7 @@ class _AgentLine:
                 block=block,
                 name=f"{session} {at}",
             )
-            started_s = self.start_s + float(record["t"])
-            took_s = float(record.get("api_time") or 0.0)
-            if not (isfinite(started_s) and isfinite(took_s)):
-                raise ValueError("a time that never comes")
-            found.append(TimedRequest(at_s=started_s, took_s=took_s, agent=session, request=request))
+            found.append(replace(request, at_s=started_s, took_s=took_s, agent=session))
         return found
 
 
