@@ -8,7 +8,8 @@ from, and `anywhere` is what counts. Paths are cut from the end, those first tha
 
 `lru`: unused for longest;
 `told`: least likely to be asked for next, by how often that was so in the trace itself, chance included: for what the
-answer ended with, how many prompts ago it was, and how many seconds. No server knows that before the first prompt.
+answer ended with, how many prompts ago it was, and how many seconds. No server knows that before the first prompt. With
+`--told-by OTHER` it is how often that was so in as many requests of other sessions: without this trace's own chance.
 
 As a share of the bound of `reprise simulate` (`belady`), which knows the future. It is no proof for all orders: one
 that looks further than the next prompt may do better.
@@ -38,28 +39,28 @@ Order = Callable[[int, str, Latest], tuple[float, int]]
 
 
 class SessionWaits:
-    """How often agents of each kind were asked for next."""
+    """How often agents of each kind were asked for next in a trace."""
 
     def __init__(self, trace: Sequence[Request]) -> None:
-        self._trace = trace
         self._waited, self._came = Counter[Kind](), Counter[Kind]()
         latest: Latest = {}
         for at, (now, upcoming) in enumerate(pairwise(trace)):
             latest[now.agent] = at
             for agent, last in latest.items():
-                kind = self._kind(at, last)
+                kind = _kind(trace, at, last)
                 self._waited[kind] += 1
                 self._came[kind] += upcoming.agent == agent
 
-    def rate(self, at: int, last: int) -> float:
+    def rate(self, trace: Sequence[Request], at: int, last: int) -> float:
         """The chance of an agent, last asked for with request `last`, to come right behind request `at`."""
-        kind = self._kind(at, last)
+        kind = _kind(trace, at, last)
         return self._came[kind] / (self._waited[kind] + 1)
 
-    def _kind(self, at: int, last: int) -> Kind:
-        before = self._trace[last]
-        silent_s = max(0.0, self._trace[at].at_s - before.at_s - before.took_s)
-        return before.calls_tool, bisect_right(_PROMPTS, at + 1 - last), bisect_right(_SECONDS, silent_s)
+
+def _kind(trace: Sequence[Request], at: int, last: int) -> Kind:
+    before = trace[last]
+    silent_s = max(0.0, trace[at].at_s - before.at_s - before.took_s)
+    return before.calls_tool, bisect_right(_PROMPTS, at + 1 - last), bisect_right(_SECONDS, silent_s)
 
 
 class _KeptPrompt:
@@ -141,16 +142,21 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, nargs="+", default=[120_000])
     parser.add_argument("--snapshot-tokens", type=int, default=3100)
     parser.add_argument("--limit", type=int, default=1000)
+    parser.add_argument("--told-by", type=Path, metavar="OTHER", help="count the distributions in these sessions")
     options = parser.parse_args()
-    trace = list(islice(read_sessions(options.sessions, num_live=options.live), options.limit))
+
+    def read(path: Path) -> list[Request]:
+        return list(islice(read_sessions(path, num_live=options.live), options.limit))
+
+    trace = read(options.sessions)
     block = trace[0].block
     future = FutureKnown(block=block)
     for one in trace:
         future.add(one)
-    waits = SessionWaits(trace)
+    waits = SessionWaits(trace if options.told_by is None else read(options.told_by))
     orders: dict[str, Order] = {
         "lru": lambda at, agent, latest: (0.0, latest[agent]),
-        "told": lambda at, agent, latest: (waits.rate(at, latest[agent]), latest[agent]),
+        "told": lambda at, agent, latest: (waits.rate(trace, at, latest[agent]), latest[agent]),
     }
     for tokens in options.tokens:
         most = future.reused_within(tokens, snapshot_tokens=options.snapshot_tokens)

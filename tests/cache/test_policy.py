@@ -830,3 +830,41 @@ def test_what_several_requests_resumed_from_is_counted_on_though_a_later_tip_sup
     serve(cache, tokens, HYBRID, kind=BoundaryKind.PROMPT_END)
     costs = {checkpoint.position: candidate.cost for checkpoint, candidate in cache.would_evict(10)}
     assert costs[200] == cost
+
+
+@pytest.mark.parametrize("sizes", [Sizes(full=1, snapshot=20), Sizes(full=1, window=1, window_tokens=20)])
+@pytest.mark.parametrize("distance", [0, 100])
+def test_a_long_chat_loses_its_end_and_not_all_of_its_path(sizes: Sizes, distance: int) -> None:
+    cache = PrefixCache(sizes.layout(), sizes=SegmentSizes(longest=64, tail=16, fallback=distance))
+    chat = run_of(1, 40)
+    for turn in range(20):
+        serve(cache, chat, sizes)
+        chat = join_tokens(chat, run_of(100 + turn, 30))
+    know_enough(cache.order.policy)
+    fallbacks = [mark for mark in cache.tree.checkpoints() if mark.is_fallback]
+    assert all(cache.order.candidate(mark).cost >= distance for mark in fallbacks)
+    resumed = [resumes_at(cache, chat)]
+    while resumed[-1] > 0:
+        assert cache.evict_one()
+        cache.check()
+        if resumes_at(cache, chat) < resumed[-1]:
+            resumed.append(resumes_at(cache, chat))
+    assert resumed == ([610, 580, 460, 340, 220, 100, 0] if distance else [610, 0])
+
+
+@pytest.mark.parametrize("sizes", [Sizes(full=1, snapshot=20), Sizes(full=1, window=1, window_tokens=20)])
+def test_a_chat_that_fills_the_budget_gives_up_what_it_would_fall_back_on(sizes: Sizes) -> None:
+    cache = PrefixCache(sizes.layout(), memory=Memory(700), sizes=SegmentSizes(longest=64, tail=16, fallback=100))
+    know_enough(cache.order.policy)
+    chat = run_of(1, 40)
+    for turn in range(20):
+        serve(cache, chat, sizes)
+        assert resumes_at(cache, chat) == len(chat), turn
+        chat = join_tokens(chat, run_of(100 + turn, 30))
+
+
+def test_where_a_chat_goes_on_again_is_no_fallback() -> None:
+    cache = PrefixCache(HYBRID.layout(), sizes=SegmentSizes(longest=64, tail=16, fallback=100))
+    for length in (200, 400, 200):
+        serve(cache, run_of(1, 400)[:length], HYBRID)
+        assert [mark.is_fallback for mark in cache.tree.checkpoints() if mark.position == 200] == [length == 400]

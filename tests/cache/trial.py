@@ -25,7 +25,7 @@ from tests.cache.hash_model import (
 )
 from tests.cache.oracle import StoreOracle, sees, stored_in
 
-SIZES = SegmentSizes(longest=8, tail=6)
+SIZES = SegmentSizes(longest=8, tail=6, fallback=12)
 """Small, so that short chats have several pieces and lose their ends in several bites."""
 _TOLD_APART = 16
 """A lost path is recognised by as many of its tokens."""

@@ -9,7 +9,7 @@ from reprise.core.images import ImageFile, PromptImage, outside
 from reprise.core.kinds import Full, Layout, Window
 from reprise.core.prompt import Boundary, BoundaryKind, Prompt
 from reprise.core.tokens import Span, as_tokens
-from reprise.plan.checkpoints import Plan, interval_tokens, make_plan
+from reprise.plan.checkpoints import Plan, fallback_tokens, interval_tokens, make_plan
 
 HYBRID = Layout(kinds=(Full(),), has_snapshots=True)
 TEMPLATE_KINDS = [BoundaryKind.STABLE, BoundaryKind.SYSTEM, BoundaryKind.LAST_USER, BoundaryKind.EXPLICIT]
@@ -114,6 +114,11 @@ def test_the_interval_weighs_a_checkpoint_against_entries() -> None:
     assert interval_tokens(checkpoint_nbytes=1, kv_nbytes_per_token=2_000) == 512
     assert interval_tokens(checkpoint_nbytes=10**9, kv_nbytes_per_token=2_000) == 8192
     assert interval_tokens(checkpoint_nbytes=10**6, kv_nbytes_per_token=0) == 8192
+
+
+def test_what_a_chat_falls_back_on_takes_a_sixteenth_of_its_kv() -> None:
+    assert fallback_tokens(checkpoint_nbytes=3_000_000, kv_nbytes_per_token=2_000) == 24_000
+    assert fallback_tokens(checkpoint_nbytes=10**6, kv_nbytes_per_token=0) == 0
 
 
 def test_a_prompts_end_needs_no_checkpoint_where_the_pass_that_samples_can_take_what_is_left() -> None:

@@ -164,7 +164,7 @@ class EvictionOrder:
         is_end = not node.children and checkpoint.position == node.stop
         lower = self.evicted_from(checkpoint) if is_end and layout.resumes_anywhere else _checkpoint_below(checkpoint)
         resume_at = lower
-        if not layout.resumes_anywhere and not checkpoint.is_superseded:
+        if not layout.resumes_anywhere and checkpoint.is_useful:
             # Superseded checkpoints are evicted first, so they cannot be counted on.
             resume_at = _current_below(node, checkpoint.position - 1)
         trunk_at = self.lineages.trunk_of_ended(node.last_visit, node.first_visit)
@@ -176,13 +176,13 @@ class EvictionOrder:
             now=self._tree.clock,
             num_uses=checkpoint.num_uses,
             num_branches=len(node.children) if checkpoint.position == node.stop else 0,
-            is_superseded=checkpoint.is_superseded,
+            is_superseded=not checkpoint.is_useful,
             is_auxiliary=checkpoint.is_auxiliary,
             last_visit=node.last_visit,
             first_visit=node.first_visit,
             num_passes=node.num_uses,
             is_tail=is_end and layout.resumes_anywhere and is_tail(checkpoint),
-            is_passed=not layout.resumes_anywhere and _is_passed(checkpoint),
+            is_passed=not layout.resumes_anywhere and not checkpoint.is_fallback and _is_passed(checkpoint),
             has_ended=trunk_at is not None and checkpoint.position > trunk_at,
             alive_at=self.lineages.alive_at(node.last_visit),
         )
@@ -254,14 +254,14 @@ def _freed_nbytes(checkpoint: Checkpoint, lower: int, *, is_end: bool) -> int:
 
 
 def _current_below(node: Node, limit: int, *, leaving: frozenset[BoundaryKind] = frozenset()) -> int:
-    """The highest checkpoint ≤ `limit` on the path that is neither superseded nor of a kind in `leaving`, or 0.
+    """The highest checkpoint ≤ `limit` on the path that is useful and not of a kind in `leaving`, or 0.
 
     O(checkpoints of the path between).
     """
     above: Node | None = node
     while above is not None:
         for checkpoint in above.checkpoints.down_from(limit):
-            if _is_shared(checkpoint) or not (checkpoint.is_superseded or checkpoint.kind in leaving):
+            if _is_shared(checkpoint) or (checkpoint.is_useful and checkpoint.kind not in leaving):
                 return checkpoint.position
         above = above.parent
     return 0
@@ -321,6 +321,11 @@ def superseded_on(
         for checkpoint in node.checkpoints.values():
             if checkpoint.position < position and checkpoint.kind in kinds and not checkpoint.is_superseded:
                 yield checkpoint
+
+
+def is_far_up(checkpoint: Checkpoint, distance: int) -> bool:
+    """Whether the next lower position where its path resumes is at least so many tokens below."""
+    return checkpoint.position - _current_below(checkpoint.node, checkpoint.position - 1) >= distance
 
 
 def superseded_beside(nodes: Sequence[Node]) -> Iterator[Checkpoint]:

@@ -133,8 +133,9 @@ class Checkpoint:
     `snapshot` is None for models without snapshots. `last_use` is the tree's clock when the position was committed or
     resumed from; `num_uses` counts the resumes. `superseded_by`: a later tip of the same conversation. `is_lost`: it
     was dropped, so its conversation cannot resume here. `is_left`: the conversation's next turn is known to begin
-    otherwise. `is_auxiliary`: only auxiliary requests (titles, tags) used it. `stable_at`: the next turn may differ
-    past this position (None: not known).
+    otherwise. `is_fallback`: a superseded one where the conversation resumes if what is beyond is evicted, since no
+    other is near below. `is_auxiliary`: only auxiliary requests (titles, tags) used it. `stable_at`: the next turn may
+    differ past this position (None: not known).
     """
 
     position: int
@@ -146,8 +147,14 @@ class Checkpoint:
     superseded_by: "Checkpoint | None" = None
     is_lost: bool = False
     is_left: bool = False
+    is_fallback: bool = False
     is_auxiliary: bool = False
     stable_at: int | None = None
+
+    @property
+    def is_useful(self) -> bool:
+        """Whether its conversation may resume here: now, or once what is beyond is evicted."""
+        return self.is_fallback or not self.is_superseded
 
     @property
     def is_superseded(self) -> bool:
@@ -304,14 +311,16 @@ class SegmentSizes:
     """Sizes in tokens.
 
     `longest`: the longest segment, which bounds what a split or an eviction copies. `tail`: how much of a path's end is
-    evicted at a time if every position is resumable.
+    evicted at a time if every position is resumable. `fallback`: how far apart the superseded checkpoints of a path are
+    that stay, so that its end alone can be evicted if not every position is resumable; 0: none stays.
     """
 
     longest: int = 2048
     tail: int = 1024
+    fallback: int = 0
 
     def __post_init__(self) -> None:
-        assert self.longest > 0 and self.tail > 0, self
+        assert self.longest > 0 and self.tail > 0 and self.fallback >= 0, self
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from reprise.cache.eviction import (
     EvictionOrder,
     end_of_use,
+    is_far_up,
     superseded_beside,
     superseded_on,
     unneeded,
@@ -326,6 +327,8 @@ class PrefixCache:
             replaced = self._replaced(walk, position, kind, stable_at) if needs_snapshot else []
             admitted = None if overrides_admission else new
             is_whole = nbytes == 0 or self._admit(nbytes, admitted, replaced)
+            if not is_whole and self._give_up_fallbacks(walk):
+                is_whole = self._admit(nbytes, admitted, replaced)
             if not is_whole and needs_snapshot:
                 is_whole = self._admit(nbytes, admitted, [*replaced, *self._passed(walk, position, new)])
             if not is_whole:
@@ -368,6 +371,18 @@ class PrefixCache:
         """
         older = superseded_on(walk.nodes, position, kind, stable_at)
         return [each for each in older if self._may_replace(each)]
+
+    def _give_up_fallbacks(self, walk: Walk) -> bool:
+        """Have what this path has to fall back on evicted first: one that fills the budget could not get any longer.
+
+        Returns whether there is any.
+        """
+        on_path = (each for node in walk.nodes for each in node.checkpoints.values() if each.is_fallback)
+        found = [each for each in on_path if each.is_superseded and self._may_evict(each)]
+        for each in found:
+            self.tree.give_up_fallback(each)
+            self.order.place(each)
+        return len(found) > 0
 
     def _passed(self, walk: Walk, position: int, new: EvictionCandidate) -> list[Checkpoint]:
         """What the path of a snapshot at `position` has passed and is worth less than it, the least useful first.
@@ -455,11 +470,18 @@ class PrefixCache:
             self.tree.renew_checkpoint(checkpoint, kind, is_auxiliary=is_auxiliary, stable_at=stable_at)
         if snapshot is not None:
             self.tree.save(checkpoint, snapshot)
-        superseded = [*superseded_on(path, position, kind, stable_at)]
-        if kind is BoundaryKind.STABLE:
-            superseded += superseded_beside(path)
+        superseded, distance = [*superseded_on(path, position, kind, stable_at)], self.tree.sizes.fallback
         for older in superseded:
             self.tree.supersede(older, checkpoint)
+        if not self.layout.resumes_anywhere and distance > 0:
+            # From the root on, since each that stays counts for those above it.
+            for older in superseded:
+                self.tree.supersede(older, checkpoint, is_fallback=is_far_up(older, distance))
+        if kind is BoundaryKind.STABLE:
+            for beside in [*superseded_beside(path)]:
+                self.tree.supersede(beside, checkpoint)
+                superseded.append(beside)
+        for older in superseded:
             self.order.place(older)
         self.order.place(checkpoint)
 

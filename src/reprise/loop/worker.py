@@ -45,6 +45,7 @@ from reprise.loop.sequences import SEGMENT_NBYTES, SequencePool
 from reprise.loop.threads import THIS_THREAD
 from reprise.loop.tier import DiskTier
 from reprise.memory import Account, Memory, SharedMemory
+from reprise.plan.checkpoints import fallback_tokens
 from reprise.schedule.decide import decide
 from reprise.schedule.state import Slice, Step
 
@@ -111,7 +112,10 @@ class Worker:
                 raise no_room_for_requests(loaded.name, room=shared.state_budget, least=least)
             self.memory = Memory(shared=shared)
         largest = max(footprint.by_kind.values(), default=1)
-        sizes = SegmentSizes(longest=max(_LEAST_SEGMENT, min(SegmentSizes().longest, SEGMENT_NBYTES // largest)))
+        sizes = SegmentSizes(
+            longest=max(_LEAST_SEGMENT, min(SegmentSizes().longest, SEGMENT_NBYTES // largest)),
+            fallback=fallback_tokens(checkpoint_nbytes=footprint.checkpoint, kv_nbytes_per_token=footprint.full),
+        )
         most = MOST_KEPT_NBYTES if settings.has_prefix_cache else 0
         self.runner.features = FeatureCache(
             self.memory,

@@ -10,6 +10,7 @@ from reprise.core.prompt import Boundary, BoundaryKind, Prompt
 
 _SHORTEST_INTERVAL = 512
 _LONGEST_INTERVAL = 8192
+_FALLBACK_SHARE = 16
 _PRIORITY = list(BoundaryKind)
 
 
@@ -54,6 +55,14 @@ def interval_tokens(*, checkpoint_nbytes: int, kv_nbytes_per_token: int) -> int:
         return _LONGEST_INTERVAL
     fair = 2 * checkpoint_nbytes // kv_nbytes_per_token
     return max(_SHORTEST_INTERVAL, min(_LONGEST_INTERVAL, fair))
+
+
+def fallback_tokens(*, checkpoint_nbytes: int, kv_nbytes_per_token: int) -> int:
+    """How far apart the checkpoints of a chat's earlier turns are that stay: what they take is a sixteenth of the KV.
+
+    0, none, for a model without KV: there is no end of a path to evict.
+    """
+    return 0 if kv_nbytes_per_token == 0 else _FALLBACK_SHARE * checkpoint_nbytes // kv_nbytes_per_token
 
 
 def make_plan(

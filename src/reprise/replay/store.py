@@ -8,7 +8,7 @@ from reprise.cache.prefix_cache import PrefixCache
 from reprise.core.prompt import BoundaryKind
 from reprise.core.tokens import Tokens, join_tokens
 from reprise.memory import Memory
-from reprise.plan.checkpoints import interval_tokens, make_plan
+from reprise.plan.checkpoints import fallback_tokens, interval_tokens, make_plan
 from reprise.replay.payloads import SizedSource, Sizes
 from reprise.replay.policies import POLICIES
 from reprise.replay.request import Request
@@ -44,7 +44,12 @@ class Replay:
         self._sizes = sizes
         self._unit = unit
         self._now_s = 0.0
-        cut = SegmentSizes() if unit == 1 else SegmentSizes(longest=max(1, 2048 // unit), tail=max(1, 1024 // unit))
+        whole = SegmentSizes()
+        cut = SegmentSizes(
+            longest=max(1, whole.longest // unit),
+            tail=max(1, whole.tail // unit),
+            fallback=fallback_tokens(checkpoint_nbytes=sizes.checkpoint, kv_nbytes_per_token=sizes.full) // unit,
+        )
         self.cache = PrefixCache(
             sizes.layout(unit=unit),
             memory=Memory(budget),
