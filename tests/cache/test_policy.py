@@ -832,9 +832,11 @@ def test_what_several_requests_resumed_from_is_counted_on_though_a_later_tip_sup
     assert costs[200] == cost
 
 
-@pytest.mark.parametrize("sizes", [Sizes(full=1, snapshot=20), Sizes(full=1, window=1, window_tokens=20)])
-@pytest.mark.parametrize("distance", [0, 100])
-def test_a_long_chat_loses_its_end_and_not_all_of_its_path(sizes: Sizes, distance: int) -> None:
+WINDOW = Sizes(full=1, window=1, window_tokens=20)
+
+
+@pytest.mark.parametrize(("sizes", "distance"), [(WINDOW, 0), (WINDOW, 100), (HYBRID, 100)])
+def test_a_long_chat_with_windows_loses_its_end_and_not_all_of_its_path(sizes: Sizes, distance: int) -> None:
     cache = PrefixCache(sizes.layout(), sizes=SegmentSizes(longest=64, tail=16, fallback=distance))
     chat = run_of(1, 40)
     for turn in range(20):
@@ -849,22 +851,21 @@ def test_a_long_chat_loses_its_end_and_not_all_of_its_path(sizes: Sizes, distanc
         cache.check()
         if resumes_at(cache, chat) < resumed[-1]:
             resumed.append(resumes_at(cache, chat))
-    assert resumed == ([610, 580, 460, 340, 220, 100, 0] if distance else [610, 0])
+    assert resumed == ([610, 580, 460, 340, 220, 100, 0] if distance and sizes is WINDOW else [610, 0])
 
 
-@pytest.mark.parametrize("sizes", [Sizes(full=1, snapshot=20), Sizes(full=1, window=1, window_tokens=20)])
-def test_a_chat_that_fills_the_budget_gives_up_what_it_would_fall_back_on(sizes: Sizes) -> None:
-    cache = PrefixCache(sizes.layout(), memory=Memory(700), sizes=SegmentSizes(longest=64, tail=16, fallback=100))
+def test_a_chat_that_fills_the_budget_gives_up_what_it_would_fall_back_on() -> None:
+    cache = PrefixCache(WINDOW.layout(), memory=Memory(700), sizes=SegmentSizes(longest=64, tail=16, fallback=100))
     know_enough(cache.order.policy)
     chat = run_of(1, 40)
     for turn in range(20):
-        serve(cache, chat, sizes)
+        serve(cache, chat, WINDOW)
         assert resumes_at(cache, chat) == len(chat), turn
         chat = join_tokens(chat, run_of(100 + turn, 30))
 
 
 def test_where_a_chat_goes_on_again_is_no_fallback() -> None:
-    cache = PrefixCache(HYBRID.layout(), sizes=SegmentSizes(longest=64, tail=16, fallback=100))
+    cache = PrefixCache(WINDOW.layout(), sizes=SegmentSizes(longest=64, tail=16, fallback=100))
     for length in (200, 400, 200):
-        serve(cache, run_of(1, 400)[:length], HYBRID)
+        serve(cache, run_of(1, 400)[:length], WINDOW)
         assert [mark.is_fallback for mark in cache.tree.checkpoints() if mark.position == 200] == [length == 400]

@@ -133,9 +133,8 @@ class Checkpoint:
     `snapshot` is None for models without snapshots. `last_use` is the tree's clock when the position was committed or
     resumed from; `num_uses` counts the resumes. `superseded_by`: a later tip of the same conversation. `is_lost`: it
     was dropped, so its conversation cannot resume here. `is_left`: the conversation's next turn is known to begin
-    otherwise. `is_fallback`: a superseded one where the conversation resumes if what is beyond is evicted, since no
-    other is near below. `is_auxiliary`: only auxiliary requests (titles, tags) used it. `stable_at`: the next turn may
-    differ past this position (None: not known).
+    otherwise. `is_kept`: it stays once it is superseded, since no other is near below. `is_auxiliary`: only auxiliary
+    requests (titles, tags) used it. `stable_at`: the next turn may differ past this position (None: not known).
     """
 
     position: int
@@ -147,14 +146,19 @@ class Checkpoint:
     superseded_by: "Checkpoint | None" = None
     is_lost: bool = False
     is_left: bool = False
-    is_fallback: bool = False
+    is_kept: bool = False
     is_auxiliary: bool = False
     stable_at: int | None = None
 
     @property
+    def is_fallback(self) -> bool:
+        """Whether its conversation resumes here once what is beyond is evicted."""
+        return self.is_kept and self.is_superseded
+
+    @property
     def is_useful(self) -> bool:
         """Whether its conversation may resume here: now, or once what is beyond is evicted."""
-        return self.is_fallback or not self.is_superseded
+        return self.is_kept or not self.is_superseded
 
     @property
     def is_superseded(self) -> bool:
@@ -312,7 +316,7 @@ class SegmentSizes:
 
     `longest`: the longest segment, which bounds what a split or an eviction copies. `tail`: how much of a path's end is
     evicted at a time if every position is resumable. `fallback`: how far apart the superseded checkpoints of a path are
-    that stay, so that its end alone can be evicted if not every position is resumable; 0: none stays.
+    that stay, so that its end alone can be evicted if windows or chunks need some; 0: none. Snapshots are too large.
     """
 
     longest: int = 2048

@@ -328,7 +328,7 @@ class PrefixCache:
             admitted = None if overrides_admission else new
             is_whole = nbytes == 0 or self._admit(nbytes, admitted, replaced)
             if not is_whole and self._give_up_fallbacks(walk):
-                is_whole = self._admit(nbytes, admitted, replaced)
+                is_whole = self._admit(nbytes, admitted)
             if not is_whole and needs_snapshot:
                 is_whole = self._admit(nbytes, admitted, [*replaced, *self._passed(walk, position, new)])
             if not is_whole:
@@ -378,7 +378,7 @@ class PrefixCache:
         Returns whether there is any.
         """
         on_path = (each for node in walk.nodes for each in node.checkpoints.values() if each.is_fallback)
-        found = [each for each in on_path if each.is_superseded and self._may_evict(each)]
+        found = [each for each in on_path if self._may_evict(each)]
         for each in found:
             self.tree.give_up_fallback(each)
             self.order.place(each)
@@ -470,13 +470,14 @@ class PrefixCache:
             self.tree.renew_checkpoint(checkpoint, kind, is_auxiliary=is_auxiliary, stable_at=stable_at)
         if snapshot is not None:
             self.tree.save(checkpoint, snapshot)
-        superseded, distance = [*superseded_on(path, position, kind, stable_at)], self.tree.sizes.fallback
+        superseded = [*superseded_on(path, position, kind, stable_at)]
         for older in superseded:
             self.tree.supersede(older, checkpoint)
-        if not self.layout.resumes_anywhere and distance > 0:
+        distance = self.tree.sizes.fallback
+        if distance > 0 and not self.layout.resumes_anywhere and not self.layout.has_snapshots:
             # From the root on, since each that stays counts for those above it.
             for older in superseded:
-                self.tree.supersede(older, checkpoint, is_fallback=is_far_up(older, distance))
+                self.tree.supersede(older, checkpoint, is_kept=is_far_up(older, distance))
         if kind is BoundaryKind.STABLE:
             for beside in [*superseded_beside(path)]:
                 self.tree.supersede(beside, checkpoint)
