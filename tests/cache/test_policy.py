@@ -367,8 +367,8 @@ def test_answers_tell_who_comes_back() -> None:
     assert word < unknown < page
 
 
-class Agents:
-    """Agents that call tools, each on a path of its own of about 100 tokens, in a store for three of those."""
+class ToolCallers:
+    """ToolCallers that call tools, each on a path of its own of about 100 tokens, in a store for three of those."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -408,7 +408,7 @@ class Agents:
 
 @pytest.mark.parametrize(("silent_s", "goes_first"), [(10, False), (200, True)])
 def test_who_is_silent_for_longer_than_tools_take_goes_first(silent_s: int, *, goes_first: bool) -> None:
-    agents = Agents()
+    agents = ToolCallers()
     working, silent = agents.ask(1), agents.ask(2)
     agents.answer(silent)
     agents.now_s += silent_s
@@ -423,7 +423,7 @@ def test_who_is_silent_for_longer_than_tools_take_goes_first(silent_s: int, *, g
 
 @pytest.mark.parametrize("is_awaited", [True, False])
 def test_who_waits_for_others_is_not_silent(*, is_awaited: bool) -> None:
-    agents = Agents()
+    agents = ToolCallers()
     parent, other = agents.ask(1, Lineage()), agents.ask(2)
     agents.answer(parent)
     for _ in range(4):
@@ -471,7 +471,7 @@ def test_a_prompt_falls_silent_once_at_each_edge_and_not_once_its_chat_has_gone_
 
 
 def test_how_the_next_turn_begins_may_be_known_after_a_silence_that_it_does_not_end() -> None:
-    agents = Agents()
+    agents = ToolCallers()
     policy, path = agents.cache.order.policy, run_of(1, 20)
     number, _ = policy.arrive(path, known=0, namespace="")
     policy.answered(number, 100, calls_tool=True, at_s=agents.now_s)
