@@ -368,7 +368,7 @@ def test_answers_tell_who_comes_back() -> None:
 
 
 class ToolCallers:
-    """ToolCallers that call tools, each on a path of its own of about 100 tokens, in a store for three of those."""
+    """Agents that call tools, each on a path of its own of about 100 tokens, in a store for three of those."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
