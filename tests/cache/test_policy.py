@@ -12,7 +12,7 @@ from reprise.core.job import Lineage
 from reprise.core.prompt import BoundaryKind
 from reprise.core.tokens import Tokens, join_tokens
 from reprise.memory import Memory
-from reprise.replay.payloads import SizedSource, Sizes
+from reprise.replay.payloads import SizedSnapshot, SizedSource, Sizes
 from reprise.replay.policies import POLICIES, GreedyDual, Lru
 from tests.cache.test_reuse_rate import run_of
 
@@ -854,14 +854,86 @@ def test_a_long_chat_with_windows_loses_its_end_and_not_all_of_its_path(sizes: S
     assert resumed == ([610, 580, 460, 340, 220, 100, 0] if distance and sizes is WINDOW else [610, 0])
 
 
-def test_a_chat_that_fills_the_budget_gives_up_what_it_would_fall_back_on() -> None:
-    cache = PrefixCache(WINDOW.layout(), memory=Memory(700), sizes=SegmentSizes(longest=64, tail=16, fallback=100))
+def long_chat(*, room: int | None = None, kind: BoundaryKind = BoundaryKind.STABLE) -> tuple[PrefixCache, Tokens]:
+    """A cache with windows in which a chat of 310 tokens falls back on 100 and 220; `room`: beside it, in bytes."""
+    cache = PrefixCache(WINDOW.layout(), memory=Memory(None), sizes=SegmentSizes(longest=64, tail=16, fallback=100))
     know_enough(cache.order.policy)
-    chat = run_of(1, 40)
-    for turn in range(20):
-        serve(cache, chat, WINDOW)
-        assert resumes_at(cache, chat) == len(chat), turn
-        chat = join_tokens(chat, run_of(100 + turn, 30))
+    tokens = run_of(1, 310)
+    for length in range(40, 311, 30):
+        serve(cache, tokens[:length], WINDOW, kind=kind)
+    assert fallbacks(cache) == [100, 220]
+    cache.compact_path(tokens)
+    if room is not None:
+        while cache.would_evict(1)[0][1].is_superseded:
+            assert cache.evict_one()
+        cache.memory.resize(cache.nbytes + room)
+    return cache, tokens
+
+
+def fallbacks(cache: PrefixCache) -> list[int]:
+    return sorted(mark.position for mark in cache.tree.checkpoints() if mark.is_fallback)
+
+
+def test_a_chat_that_fills_the_budget_gives_up_what_it_would_fall_back_on() -> None:
+    cache, tokens = long_chat(room=0)
+    serve(cache, join_tokens(tokens, run_of(2, 10)), WINDOW)
+    assert resumes_at(cache, join_tokens(tokens, run_of(2, 10))) == 320
+
+
+@pytest.mark.parametrize(("num_new", "is_auxiliary"), [(10, True), (60, False), (2000, False)])
+def test_what_is_not_stored_all_the_same_leaves_the_fallbacks(num_new: int, *, is_auxiliary: bool) -> None:
+    cache, tokens = long_chat(room=0)
+    serve(cache, join_tokens(tokens, run_of(2, num_new)), WINDOW, is_auxiliary=is_auxiliary)
+    assert fallbacks(cache) == [100, 220]
+
+
+def test_who_begins_like_a_chat_takes_none_of_its_fallbacks_further_on() -> None:
+    cache, tokens = long_chat(room=0)
+    serve(cache, join_tokens(tokens[:10], run_of(2, 10)), WINDOW)
+    assert fallbacks(cache) == [100, 220]
+
+
+def test_fallbacks_that_a_lease_or_pin_protects_are_not_given_up() -> None:
+    cache, tokens = long_chat(room=0)
+    assert cache.pin(tokens[:100], namespace="", until=float("inf"))
+    assert cache.pin(tokens[:220], namespace="", until=float("inf"))
+    serve(cache, join_tokens(tokens, run_of(2, 10)), WINDOW)
+    assert fallbacks(cache) == [100, 220]
+
+
+def test_what_a_chat_left_is_no_place_to_fall_back_on() -> None:
+    cache, tokens = long_chat()
+    number = cache.order.policy.number_of(tokens, namespace="")
+    assert number is not None
+    cache.expect(cache.match(join_tokens(tokens[:50], run_of(2, 30))), number=number)
+    assert fallbacks(cache) == []
+
+
+def test_what_lies_beside_the_settled_turn_is_no_place_to_fall_back_on() -> None:
+    cache, tokens = long_chat()
+    for mark in cache.tree.checkpoints():
+        mark.stable_at = 50
+    number = cache.order.policy.number_of(tokens, namespace="")
+    settled = join_tokens(tokens[:50], run_of(2, 30))
+    cache.commit(settled, SizedSource(WINDOW, 1), kind=BoundaryKind.STABLE, number=number)
+    assert fallbacks(cache) == []
+
+
+def test_a_row_that_goes_takes_no_fallback_with_it() -> None:
+    cache, tokens = long_chat(kind=BoundaryKind.PROMPT_END)
+    for at in (100, 220):
+        cache.keep_row(tokens[:at], SizedSnapshot(8), namespace="")
+    assert len(cache.rows) == 2
+    while len(cache.rows) > 0:
+        assert cache.evict_one()
+    assert fallbacks(cache) == [100, 220]
+
+
+def test_places_to_fall_back_on_are_judged_from_the_start_whatever_came_first() -> None:
+    cache = PrefixCache(WINDOW.layout(), sizes=SegmentSizes(longest=64, tail=16, fallback=100))
+    for length in (180, 120, 300):
+        serve(cache, run_of(1, 300)[:length], WINDOW, kind=BoundaryKind.PROMPT_END)
+    assert fallbacks(cache) == [120]
 
 
 def test_where_a_chat_goes_on_again_is_no_fallback() -> None:

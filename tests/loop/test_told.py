@@ -1,5 +1,7 @@
 """What the cache's policy is told of a request."""
 
+import pytest
+
 from reprise.cache.node import subtree
 from reprise.cache.policy import ExpectedSaving
 from reprise.core.prompt import Boundary, BoundaryKind
@@ -43,5 +45,14 @@ def test_how_long_an_answer_was_and_where_the_next_turn_may_differ() -> None:
         assert heard.answers == [(1, 8)]
         # The last token of an answer was sampled, but not fed.
         assert engine.ask(ends) == [(107, 90)]
+    finally:
+        engine.close()
+
+
+@pytest.mark.parametrize(("architecture", "stays"), [("gemma3_text", True), ("llama", False)])
+def test_how_far_apart_the_places_are_that_a_chat_falls_back_on(architecture: str, *, stays: bool) -> None:
+    engine = DrivenEngine(architecture)
+    try:
+        assert (engine.ask(lambda worker: worker.cache.tree.sizes.fallback) > 0) is stays
     finally:
         engine.close()

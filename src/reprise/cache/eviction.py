@@ -198,6 +198,11 @@ class EvictionOrder:
         trunk_at = self.lineages.trunk_of_ended(end.node.last_visit, end.node.first_visit)
         return start if trunk_at is None or end.position <= trunk_at else max(start, trunk_at)
 
+    @staticmethod
+    def own_nbytes(checkpoint: Checkpoint) -> int:
+        """At most what evicting the checkpoint frees if its path stays."""
+        return _freed_nbytes(checkpoint, _checkpoint_below(checkpoint), is_end=False)
+
     def new_candidate(
         self,
         walk: Walk,
@@ -254,14 +259,15 @@ def _freed_nbytes(checkpoint: Checkpoint, lower: int, *, is_end: bool) -> int:
 
 
 def _current_below(node: Node, limit: int, *, leaving: frozenset[BoundaryKind] = frozenset()) -> int:
-    """The highest checkpoint ≤ `limit` on the path that is useful and not of a kind in `leaving`, or 0.
+    """The highest checkpoint ≤ `limit` that its chat may resume from, unless it is of a kind in `leaving`, or 0.
 
     O(checkpoints of the path between).
     """
     above: Node | None = node
     while above is not None:
         for checkpoint in above.checkpoints.down_from(limit):
-            if _is_shared(checkpoint) or (checkpoint.is_useful and checkpoint.kind not in leaving):
+            is_current = not checkpoint.is_superseded and checkpoint.kind not in leaving
+            if is_current or checkpoint.is_fallback or _is_shared(checkpoint):
                 return checkpoint.position
         above = above.parent
     return 0
@@ -342,7 +348,8 @@ def superseded_beside(nodes: Sequence[Node]) -> Iterator[Checkpoint]:
             if beside is not below and beside.last_visit == visit:
                 for checkpoint in [c for found in subtree(beside) for c in found.checkpoints.values()]:
                     is_left = checkpoint.stable_at is not None and checkpoint.stable_at <= node.stop
-                    if is_left and checkpoint.kind in _TIPS and not checkpoint.is_superseded:
+                    is_tip = checkpoint.kind in _TIPS and not checkpoint.is_superseded
+                    if is_left and (is_tip or checkpoint.is_fallback):
                         yield checkpoint
         if node.first_visit is None or node.first_visit < visit:
             return  # Everything above is older than the prompt.

@@ -244,7 +244,7 @@ class PrefixCache:
         return number
 
     def _review(self, numbers: Collection[int]) -> None:
-        """Re-evaluate what these prompts were the last to pass. O(nodes used since the oldest of them)."""
+        """Re-evaluate what these prompts were the last to pass. O(nodes used since the oldest, and children)."""
         if not numbers:
             return
         oldest, numbers = min(numbers), frozenset(numbers)
@@ -276,8 +276,8 @@ class PrefixCache:
         """Record that prompt `number` passed through `node`; re-evaluate the checkpoints whose score that changes."""
         if self.tree.visit(node, number):
             for checkpoint in node.checkpoints.values():
-                # Superseded ones are evicted first in any case, and re-evaluated when popped.
-                if not checkpoint.is_superseded:
+                # Superseded ones are evicted first, unless they stay to fall back on, and re-evaluated when popped.
+                if checkpoint.is_useful:
                     self.order.place(checkpoint)
 
     # Commits.
@@ -327,8 +327,8 @@ class PrefixCache:
             replaced = self._replaced(walk, position, kind, stable_at) if needs_snapshot else []
             admitted = None if overrides_admission else new
             is_whole = nbytes == 0 or self._admit(nbytes, admitted, replaced)
-            if not is_whole and self._give_up_fallbacks(walk):
-                is_whole = self._admit(nbytes, admitted)
+            if not is_whole and not is_auxiliary:
+                is_whole = self._admit_for_fallbacks(walk, nbytes, admitted)
             if not is_whole and needs_snapshot:
                 is_whole = self._admit(nbytes, admitted, [*replaced, *self._passed(walk, position, new)])
             if not is_whole:
@@ -372,17 +372,25 @@ class PrefixCache:
         older = superseded_on(walk.nodes, position, kind, stable_at)
         return [each for each in older if self._may_replace(each)]
 
-    def _give_up_fallbacks(self, walk: Walk) -> bool:
-        """Have what this path has to fall back on evicted first: one that fills the budget could not get any longer.
+    def _admit_for_fallbacks(self, walk: Walk, nbytes: int, new: EvictionCandidate | None) -> bool:
+        """Make room with what this path has to fall back on, if that is enough; otherwise give up none of it.
 
-        Returns whether there is any.
+        A path that fills the budget could not get any longer.
         """
-        on_path = (each for node in walk.nodes for each in node.checkpoints.values() if each.is_fallback)
-        found = [each for each in on_path if self._may_evict(each)]
-        for each in found:
-            self.tree.give_up_fallback(each)
+        on_path = (each for node in walk.nodes for each in node.checkpoints.values() if each.position <= walk.length)
+        given_up = [each for each in on_path if each.is_fallback]
+        if (self.memory.available or 0) + sum(map(self.order.own_nbytes, given_up)) < nbytes:
+            return False
+        self._keep(given_up, is_kept=False)
+        if self._admit(nbytes, new):
+            return True
+        self._keep([each for each in given_up if each.is_in_tree], is_kept=True)
+        return False
+
+    def _keep(self, checkpoints: Sequence[Checkpoint], *, is_kept: bool) -> None:
+        for each in checkpoints:
+            self.tree.keep(each, is_kept=is_kept)
             self.order.place(each)
-        return len(found) > 0
 
     def _passed(self, walk: Walk, position: int, new: EvictionCandidate) -> list[Checkpoint]:
         """What the path of a snapshot at `position` has passed and is worth less than it, the least useful first.
@@ -470,14 +478,14 @@ class PrefixCache:
             self.tree.renew_checkpoint(checkpoint, kind, is_auxiliary=is_auxiliary, stable_at=stable_at)
         if snapshot is not None:
             self.tree.save(checkpoint, snapshot)
-        superseded = [*superseded_on(path, position, kind, stable_at)]
+        superseded = sorted(superseded_on(path, position, kind, stable_at), key=lambda older: older.position)
+        # All of them before any is looked at, which is judged by those below.
         for older in superseded:
             self.tree.supersede(older, checkpoint)
         distance = self.tree.sizes.fallback
         if distance > 0 and not self.layout.resumes_anywhere and not self.layout.has_snapshots:
-            # From the root on, since each that stays counts for those above it.
             for older in superseded:
-                self.tree.supersede(older, checkpoint, is_kept=is_far_up(older, distance))
+                self.tree.keep(older, is_kept=is_far_up(older, distance))
         if kind is BoundaryKind.STABLE:
             for beside in [*superseded_beside(path)]:
                 self.tree.supersede(beside, checkpoint)
@@ -517,7 +525,7 @@ class PrefixCache:
         node, position = checkpoint.node, checkpoint.position
         is_end = not node.children and position == node.stop
         is_inner = checkpoint.kind is BoundaryKind.PROMPT_END or self.layout.resumes_anywhere
-        if is_inner and not is_end and self._may_evict(checkpoint):
+        if is_inner and not is_end and not checkpoint.is_fallback and self._may_evict(checkpoint):
             self._drop(checkpoint)
             if not self.layout.resumes_anywhere:
                 self._trim_path(node, position)

@@ -6,9 +6,9 @@ from what it kept never finds out what it should have kept. So every prompt leav
 prefixes, at positions in its new part. A later prompt whose prefix has such a hash continues it. Marks take about 100
 bytes per prompt, the newest 16,384 prompts are remembered, and no tokens are stored.
 
-`ReuseRateEstimator` estimates the rate. For each class of prompt (number of turns, length of the last pause, number of
-new tokens) the rate of return is estimated by age: returns ÷ time waited, the Nelson-Aalen estimator, with
-geometrically growing age steps. Classes with few observations borrow from similar ones.
+`ReuseRateEstimator` estimates the rate. For each class of prompt (`reprise.cache.policy.ExpectedSaving` says which) the
+rate of return is estimated by age: returns ÷ time waited, the Nelson-Aalen estimator, with geometrically growing age
+steps. Classes with few observations borrow from similar ones.
 
 An item that is held until age T is used with P(used before T) at a cost of E[time held until used or T]. The best ratio
 over all T is the Gittins index ("Bandit processes and dynamic allocation indices", 1979); holding the items of highest

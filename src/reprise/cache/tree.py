@@ -251,7 +251,6 @@ class RadixTree:
         checkpoint.kind = min(kind, checkpoint.kind, key=list(BoundaryKind).index)
         checkpoint.last_use = checkpoint.node.last_use
         checkpoint.superseded_by, checkpoint.is_left, checkpoint.stable_at = None, False, stable_at
-        checkpoint.is_kept = False
         checkpoint.is_auxiliary = checkpoint.is_auxiliary and is_auxiliary
 
     def inherit_uses(self, checkpoint: Checkpoint) -> None:
@@ -264,17 +263,17 @@ class RadixTree:
         self._memory.charge(Account.SNAPSHOTS, snapshot.nbytes)
         self._count(checkpoint.node, nbytes=snapshot.nbytes)
 
-    def supersede(self, checkpoint: Checkpoint, by: Checkpoint, *, is_kept: bool = False) -> None:
+    def supersede(self, checkpoint: Checkpoint, by: Checkpoint) -> None:
         """Mark the checkpoint as superseded by a newer one of the same conversation."""
-        checkpoint.superseded_by, checkpoint.is_kept = by, is_kept
-
-    def give_up_fallback(self, checkpoint: Checkpoint) -> None:
-        """Mark the checkpoint as one that its conversation need not fall back on."""
-        checkpoint.is_kept = False
+        checkpoint.superseded_by, checkpoint.is_kept = by, False
 
     def leave(self, checkpoint: Checkpoint) -> None:
         """Mark the checkpoint as one where its conversation does not go on."""
-        checkpoint.is_left = True
+        checkpoint.is_left, checkpoint.is_kept = True, False
+
+    def keep(self, checkpoint: Checkpoint, *, is_kept: bool) -> None:
+        """Have a superseded checkpoint stay to fall back on, or not."""
+        checkpoint.is_kept = is_kept
 
     def drop_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Remove a checkpoint and release its bytes."""
