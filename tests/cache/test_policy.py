@@ -470,6 +470,14 @@ def test_a_prompt_falls_silent_once_at_each_edge_and_not_once_its_chat_has_gone_
     ]
 
 
+def test_an_answer_that_took_long_holds_up_no_other() -> None:
+    policy = ExpectedSaving()
+    for seed, at_s in ((1, 100.0), (2, 3.0)):
+        number, _ = policy.arrive(run_of(seed, 20), known=0, namespace="")
+        policy.answered(number, 100, calls_tool=True, at_s=at_s)
+    assert [list(policy.fall_silent(at_s)) for at_s in (40, 131)] == [[2], [1, 2]]
+
+
 def test_how_the_next_turn_begins_may_be_known_after_a_silence_that_it_does_not_end() -> None:
     agents = ToolCallers()
     policy, path = agents.cache.order.policy, run_of(1, 20)

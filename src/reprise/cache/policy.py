@@ -4,8 +4,8 @@ A policy does not see the tree. It learns from the prompts and their times alone
 the same prompts at the same times give the same order.
 """
 
+import heapq
 from bisect import bisect_right
-from collections import deque
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Protocol
@@ -150,8 +150,8 @@ class ExpectedSaving:
         self._turns = ReuseRateEstimator(
             (len(_TURNS) + 3, len(_PAUSES) + 2, len(_NEW_TOKENS) + 1), num_later=_place_of_end(True, len(_SILENT_S)) + 1
         )
-        self._waiting = tuple(deque[tuple[float, int]](maxlen=MEMORY) for _ in _SILENT_S)
-        """When and with which numbers prompts were answered that have not been silent for as long as each edge."""
+        self._waiting: tuple[list[tuple[float, int]], ...] = tuple([] for _ in _SILENT_S)
+        """Heaps of (answered at, number): prompts that have not been silent for as long as each edge."""
         self._branches = ReuseRateEstimator((len(_TURNS) + 1,))
         # A prior of one each.
         self._tails_met, self._tails_missed = 1, 1
@@ -186,17 +186,19 @@ class ExpectedSaving:
         place = _place(_ANSWERED, num_tokens * self._unit_tokens)
         self._turns.specify(number, place if calls_tool is None else _place_of_end(calls_tool))
         if at_s is not None:
-            self._waiting[0].append((at_s, number))
+            heapq.heappush(self._waiting[0], (at_s, number))
+            if len(self._waiting[0]) > MEMORY:
+                heapq.heappop(self._waiting[0])
 
     def fall_silent(self, now_s: float) -> Collection[int]:
         fallen: list[int] = []
         for at, (length_s, waiting) in enumerate(zip(_SILENT_S, self._waiting, strict=True), start=1):
             while waiting and now_s - waiting[0][0] >= length_s:
-                since_s, number = waiting.popleft()
+                since_s, number = heapq.heappop(waiting)
                 if self._history.is_continued(number):
                     continue
                 if at < len(_SILENT_S):
-                    self._waiting[at].append((since_s, number))
+                    heapq.heappush(self._waiting[at], (since_s, number))
                 calls_tool = _calls_tool(self._turns.later_bin(number))
                 if calls_tool is not None:
                     self._turns.specify(number, _place_of_end(calls_tool, at))
