@@ -137,10 +137,10 @@ class ExpectedSaving:
     known, by the answer's length and the number of turns: a one-word answer usually ends a task), by their last pause
     and prompt, and by the seconds of silence since. What a chat has passed, such as its system prompt, is used by
     others alone: as often as so far. How often the next turn repeats what lies past the stable boundary is learned for
-    all chats together. When a chat continues elsewhere or has ended,
-    what it left has a score below -1 and is evicted first, the least useful first; then what auxiliary requests
-    brought, so that these never displace a chat. New entries that are expected to save less than anything stored are
-    not stored, so one-off prompts do not displace chats, once about a hundred prompts were seen.
+    all chats together. When a chat continues elsewhere or has ended, what it left has a score below -1 and is evicted
+    first, the least useful first; then what auxiliary requests brought, so that these never displace a chat. New
+    entries that are expected to save less than anything stored are not stored, so one-off prompts do not displace
+    chats, once about a hundred prompts were seen.
     """
 
     def __init__(self, *, unit_tokens: int = 1) -> None:
