@@ -103,3 +103,13 @@ def _checkpoints(replay: Replay) -> Iterator[Checkpoint]:
     for root in replay.cache.tree.roots.values():
         for node in subtree(root):
             yield from node.checkpoints.values()
+
+
+def test_a_replay_knows_how_long_a_chat_is_silent_and_where_windows_fall_back() -> None:
+    replay = Replay(policy="cost", budget=None, sizes=Sizes(full=2, window=1, window_tokens=64))
+    assert replay.cache.tree.sizes.fallback == 16 * 64 // 2
+    prompt = Prompt(tokens=run_of(1, 100))
+    asked = Request(prompt=prompt, num_tokens=100, shareable=100, num_answered=5, calls_tool=True, at_s=100, took_s=5)
+    replay.take(asked)
+    policy = replay.cache.order.policy
+    assert [list(policy.fall_silent(now_s)) for now_s in (134, 135)] == [[], [1]]
