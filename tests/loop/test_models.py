@@ -214,6 +214,16 @@ def test_a_queue_is_served_for_a_while_and_the_other_model_s_turn_comes() -> Non
         assert sum(model.loop.status().num_loads for model in models) <= 6, "not one for each request"
 
 
+def test_a_model_that_has_answered_those_it_was_loaded_for_gives_way_at_once() -> None:
+    room = max(map(weights, KINDS[:2]))
+    limits = ModelLimits(most_nbytes=room, turn_s=2 * PATIENCE_S, arrival_s=2 * PATIENCE_S)
+    with serving(*KINDS[:2], nbytes=room + (64 << 20), limits=limits) as models:
+        for turn, model in itertools.product(range(3), models):
+            # Weights that were never there are asked for first.
+            (model.ready() if turn == 0 else model).submit(words(turn, 20), num=2).wait()
+        assert [model.loop.status().num_loads for model in models] == [3, 3]
+
+
 @pytest.mark.matrix
 def test_what_one_model_has_stored_makes_room_for_another() -> None:
     """Whose goes is told by `tests/cache/test_accounts.py`: here it depends on how fast each computes."""

@@ -219,7 +219,9 @@ class ReuseRateEstimator:
         self._returned = np.zeros(size)
         self._ring: list[_WaitingPrompt | None] = [None] * MEMORY
         self._now = 0
-        self._rates, self._returns = _tables_of_nothing(self._shape)
+        self._hazards = _hazards_of_nothing(self._shape)
+        self._known_for = MEMORY
+        self._indices: dict[int, Floats] = {}
 
     def advance(self) -> None:
         """Advance time by one prompt."""
@@ -233,9 +235,9 @@ class ReuseRateEstimator:
         self._ring[self._now % MEMORY] = None
         if self._now % _REFRESH == 0 or (self._now < _REFRESH and self._now.bit_count() == 1):
             shape = (*self._shape, _STEPS)
-            self._rates, self._returns = _tables(
-                self._returned.reshape(shape), self._waited.reshape(shape), seen_for=self._now
-            )
+            self._hazards = _hazards(self._returned.reshape(shape), self._waited.reshape(shape))
+            self._known_for = self._now
+            self._indices = {}
 
     def wait(self, *bins: int) -> None:
         """From this prompt on, an item of this class waits; at most one per prompt."""
@@ -274,23 +276,35 @@ class ReuseRateEstimator:
         """
         one = self._ring[number % MEMORY] if self._is_remembered(number) else None
         if one is None or number is None:
-            return float(self._rates[0, -1])
+            return float(self._index(0)[-1])
         # It did not return with the newest prompt: the next one is the first with which it can.
         kind = one.kind if later_bin is None else self._with_later(one.kind, later_bin)
-        return float(self._rates[kind, _step_of(self._now + 1 - max(number, since or 0))])
+        return float(self._index(kind)[_step_of(self._now + 1 - max(number, since or 0))])
 
     def chance(self, number: int | None) -> float:
         """The probability that what has waited since prompt `number` is ever used, at an age that was seen so far."""
         one = self._ring[number % MEMORY] if self._is_remembered(number) else None
-        if one is None or number is None:
-            return float(self._returns[0, -1])
-        return float(self._returns[one.kind, _step_of(self._now + 1 - number)])
+        kind, step = (0, _STEPS - 1) if one is None or number is None else (one.kind, _step_of(self._now + 1 - number))
+        # What is still ahead. Of ages that nobody has reached nothing is known yet.
+        ahead = self._hazards[kind, step:] * np.where(self._known_for > _AGES[step:], _WIDTHS[step:], 0)
+        return float(-np.expm1(-ahead.sum()))
 
     def next_step_at(self, number: int | None, *, since: int | None = None) -> int:
         """The prompt at which what has waited since prompt `number`, or a later one, enters the next age step."""
         begun = max(number or 0, since or 0)
         step = _step_of(self._now + 1 - begun)
         return begun + _STARTS[step + 1] - 1 if step + 1 < _STEPS else self._now + MEMORY
+
+    def _index(self, kind: int) -> Floats:
+        """The Gittins index of a class at each step of age.
+
+        With one that is not known yet come those of all that wait, as they will be asked for, too.
+        """
+        if kind not in self._indices:
+            waiting = np.flatnonzero(self._waiting_now.any(axis=1)).tolist()
+            kinds = [each for each in {kind, *waiting} if each not in self._indices]
+            self._indices.update(zip(kinds, index_table(self._hazards[kinds], _WIDTHS), strict=True))
+        return self._indices[kind]
 
     def _with_later(self, kind: int, later_bin: int) -> int:
         return kind - kind % self._shape[-1] + 1 + later_bin
@@ -306,26 +320,22 @@ class ReuseRateEstimator:
         return number is not None and self._now - number < MEMORY
 
 
-def _tables(seen: Floats, time: Floats, *, seen_for: int = MEMORY) -> tuple[Floats, Floats]:
-    """Expected uses per prompt of waiting, and the probability of any, by class and age.
+def _hazards(seen: Floats, time: Floats) -> Floats:
+    """Expected uses per prompt of waiting, by class and age, shape ``(classes, steps)``.
 
-    `seen` returns in `time`, both of shape (…, steps). Ages of `seen_for` and more do not count for the probability:
-    nothing is known of them yet.
+    `seen`: returns in `time`, both of shape (…, steps).
     """
     by_all = _rates(seen.sum(-2), time.sum(-2))[..., None, :]
     rates = _learned(seen, time, by_all * _ratios(seen, time, by_all))
     # Of whom less is known is judged by all, and not by those who never came to be known better.
     rates[..., :1, :] = by_all
-    rates = rates.reshape(-1, _STEPS)
-    # What is still ahead at the start of each step of age.
-    ahead = np.cumsum((rates * np.where(seen_for > _AGES, _WIDTHS, 0))[:, ::-1], axis=1)[:, ::-1]
-    return index_table(rates, _WIDTHS), -np.expm1(-ahead)
+    return rates.reshape(-1, _STEPS)
 
 
 @functools.cache
-def _tables_of_nothing(shape: tuple[int, ...]) -> tuple[Floats, Floats]:
-    """The tables of the prior."""
-    return _tables(np.zeros((*shape, _STEPS)), np.zeros((*shape, _STEPS)))
+def _hazards_of_nothing(shape: tuple[int, ...]) -> Floats:
+    """Those of the prior."""
+    return _hazards(np.zeros((*shape, _STEPS)), np.zeros((*shape, _STEPS)))
 
 
 def _step_of(age: int) -> int:
@@ -362,8 +372,11 @@ def _learned(seen: Floats, time: Floats, expected: Floats) -> Floats:
 
 def _nearby(counts: Floats) -> Floats:
     """Counts smoothed over age, the last axis; zero beyond the ends."""
-    padded = np.pad(counts, [(0, 0)] * (counts.ndim - 1) + [(1, 1)])
-    return sum((share * padded[..., at : at + _STEPS] for at, share in enumerate(_NEAR)), np.zeros_like(counts))
+    before, at, behind = _NEAR
+    smooth = at * counts
+    smooth[..., 1:] += before * counts[..., :-1]
+    smooth[..., :-1] += behind * counts[..., 1:]
+    return smooth
 
 
 def index_table(rates: Floats, widths: Floats) -> Floats:

@@ -453,7 +453,10 @@ class ModelEngine:
         if hint := paging_hint(loaded.nbytes):
             log.warning("%s: %s", self.name, hint)
         weights = self._weights
-        weights.state, weights.loaded_s, weights.num_asked = WeightsState.READY, time.monotonic(), 0
+        weights.state, weights.loaded_s = WeightsState.READY, time.monotonic()
+        # Those that have waited for them came before.
+        requests = self._made.requests.values()
+        weights.num_asked = sum(not r.is_settle for r in requests) + len(self._made.embedding)
         weights.num_loads, weights.load_s = weights.num_loads + 1, weights.load_s + weights.loaded_s - weights.began_s
         self.publish()
         wanted, weights.wanted = weights.wanted, []
