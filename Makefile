@@ -21,9 +21,10 @@ serve: $(VENV)/.can-run ## serve a model: make serve MODEL=path-or-hub-id
 	@test -n "$(MODEL)" || { echo "Say which model: make serve MODEL=path-or-hub-id" >&2; exit 2; }
 	$(BIN)/reprise serve "$(MODEL)"
 
-# A worker that has nothing left takes tests from another's end: few files have half of all tests. Bytecode is kept whatever
-# the shell says: each of twenty servers that the tests start would compile all of the source for itself.
-PYTEST = env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n 2 --dist worksteal
+# Three workers for two cores, since some tests wait. One that has nothing left takes tests from another's end: few files
+# have half of all tests. Bytecode is kept whatever the shell says: each of twenty servers that the tests start would compile
+# all of the source for itself.
+PYTEST = env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n 3 --dist worksteal
 
 # On the CPU MLX compiles C++ for each function that mlx-lm fuses, a second each where none was compiled before.
 test: $(VENV)/.can-test ## every layer kind and every API, in three minutes and without downloads

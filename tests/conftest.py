@@ -89,9 +89,10 @@ def log_as_it_was() -> Iterator[None]:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     # Here: MLX's first import takes seconds, and whoever only hands out tests to others need not have it.
+    from tests.models.headed import HEADED  # noqa: PLC0415
     from tests.models.tiny import CONFIGS  # noqa: PLC0415
 
-    take_models_in_turn(items, CONFIGS)
+    take_models_in_turn(items, {*CONFIGS, *HEADED, "qwen3_vl", "gemma3", "gemma4"})
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -53,7 +53,7 @@ def _is_of_models(value: object, names: frozenset[str]) -> bool:
     if isinstance(value, tuple):
         parts = cast("tuple[object, ...]", value)
         return len(parts) > 0 and all(_is_of_models(each, names) for each in parts)
-    return isinstance(value, str) and value in names
+    return isinstance(value, str) and all(name in names for name in value.split("+"))
 
 
 def take_models_in_turn(items: Sequence[pytest.Item], models: Iterable[str]) -> None:

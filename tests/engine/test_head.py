@@ -361,6 +361,7 @@ def test_what_is_stored_with_one_head_is_not_for_another(tmp_path: Path) -> None
     assert len(found) == 3
 
 
+@pytest.mark.every_model
 @pytest.mark.parametrize("architecture", ["glm4_moe", "glm4_moe_lite", "deepseek_v3", "mimo", "mimo_v2_flash"])
 def test_it_computes_the_formula_of_the_paper(architecture: str) -> None:
     """DeepSeek-V3 (2412.19437), equations 21 to 23, of the whole text at once and with the checkpoint's own names.
@@ -447,6 +448,7 @@ def test_norms_that_were_not_converted_get_their_offset(tmp_path: Path) -> None:
     assert gap(guesses(ours, fed(ours, TOKENS), 0, 5), guesses(theirs, fed(theirs, TOKENS), 0, 5)) < 1e-4
 
 
+@pytest.mark.every_model
 @pytest.mark.parametrize("architecture", ["qwen3_5_moe", "qwen3_next", "glm4_moe"])
 def test_experts_that_are_stored_one_by_one_are_stacked(architecture: str, tmp_path: Path) -> None:
     directory = without_tensors_of_head(architecture, tmp_path)

@@ -16,6 +16,7 @@ drafter: Any = pytest.importorskip("mlx_vlm.speculative.drafters.qwen3_5_mtp")
 TOKENS = np.random.default_rng(3).integers(0, 500, 40).astype(np.int32)
 
 
+@pytest.mark.every_model
 @pytest.mark.parametrize("architecture", ["qwen3_5", "qwen3_5_moe", "qwen3_next"])
 def test_a_head_of_qwen_guesses_as_the_drafter_of_mlx_vlm(architecture: str) -> None:
     loaded = loaded_with_head(architecture)

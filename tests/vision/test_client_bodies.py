@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.matrix import rows_now_and_later
 from tests.vision.test_over_http import seeing_server
 from tests.vision.tiny import FAMILIES
 from tests.workloads.made import filled, places
@@ -15,13 +16,17 @@ pytest.importorskip("mlx_vlm", reason="the extra `vision` is not installed")
 
 BODIES = Path(__file__).parents[1] / "api" / "bodies" / "images"
 NAMES = sorted(path.stem for path in BODIES.glob("*.json"))
+BODIES_SEEN = list(zip(NAMES, itertools.cycle(FAMILIES), strict=False))
 REPLACES = "browser_use_0_13_14"
 """Sends one message anew each time, with the newest screenshot behind a history that grows."""
 _SLACK = 12
 """Tokens of a generation prompt, which is no part of the next request, and of an answer that the record replaces."""
 
 
-@pytest.mark.parametrize(("name", "family"), list(zip(NAMES, itertools.cycle(FAMILIES), strict=False)))
+@pytest.mark.every_model
+@pytest.mark.parametrize(
+    ("name", "family"), rows_now_and_later(BODIES_SEEN[::3], BODIES_SEEN[1::3] + BODIES_SEEN[2::3])
+)
 def test_an_image_is_encoded_once_and_what_is_new_is_computed(name: str, family: str) -> None:
     given = json.loads((BODIES / f"{name}.json").read_text(encoding="utf-8"))
     made: dict[str, str] = {}

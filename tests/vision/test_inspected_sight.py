@@ -25,6 +25,7 @@ pytest.importorskip("mlx_vlm", reason="the extra `vision` is not installed")
 ALL = (*FAMILIES, *(pytest.param(name, marks=pytest.mark.matrix) for name in FURTHER))
 
 
+@pytest.mark.every_model
 @pytest.mark.parametrize("family", ALL)
 def test_the_layers_are_known_without_loading(family: str) -> None:
     loaded = seeing(family)

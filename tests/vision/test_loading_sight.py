@@ -46,6 +46,7 @@ def without_tower(folder: Path) -> None:
     mx.save_safetensors(str(folder / "model.safetensors"), text, metadata={"format": "mlx"})
 
 
+@pytest.mark.every_model
 @pytest.mark.parametrize("name", now_and_later(["qwen3_5", "gemma3"], sorted({*FAMILIES} - {"qwen3_5", "gemma3"})))
 @pytest.mark.parametrize("has_image", [False, True])
 def test_no_family_takes_its_markers_in_somebodys_words_for_an_image(name: str, *, has_image: bool) -> None:

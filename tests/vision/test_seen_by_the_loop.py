@@ -31,6 +31,7 @@ from reprise.loop.worker import Worker
 from reprise.memory import Account
 from tests.loop.driving import PATIENCE_S, DrivenEngine, SubmittedJob
 from tests.loop.test_drafts import make_passes_free
+from tests.matrix import rows_now_and_later
 from tests.vision.chats import Part, a_seeing_job, picture, prompt_of, seeing
 from tests.vision.families import FAMILIES, FURTHER
 from tests.vision.tiny import seeing_model
@@ -162,7 +163,7 @@ def test_a_chat_is_warm_after_a_restart_and_its_images_are_not_encoded_again(fam
     engine.close()
 
 
-@pytest.mark.parametrize(("family", "rooms"), [("qwen3_5", 2.5), ("gemma3", 2.2)])
+@pytest.mark.parametrize(("family", "rooms"), rows_now_and_later([("qwen3_5", 2.5)], [("gemma3", 2.2)]))
 def test_requests_that_take_turns_in_a_small_memory_encode_each_image_once(family: str, rooms: float) -> None:
     """A request that is preempted still needs its images."""
     plain = SeeingEngine(family)

@@ -42,6 +42,7 @@ BOUNDS = {
 """Of the difference, relative to the largest logit."""
 
 
+@pytest.mark.every_model
 @pytest.mark.parametrize(
     "family", [name if name in FAMILIES else pytest.param(name, marks=pytest.mark.matrix) for name in BOUNDS]
 )

@@ -18,6 +18,7 @@ def distance(a: mx.array, b: mx.array) -> float:
     return float((mx.abs(a - b).max() / mx.abs(b).max()).item())
 
 
+@pytest.mark.every_model
 @pytest.mark.parametrize("family", ALL)
 def test_seven_walks_are_resumed_behind_what_they_share_and_equal_cold_runs(family: str) -> None:
     loaded = seeing(family)
