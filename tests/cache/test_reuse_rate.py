@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reprise.cache.reuse_rate import MEMORY, ConversationHistory, ReuseRateEstimator, index_table
+from reprise.cache.reuse_rate import MEMORY, ConversationHistory, ReuseRateEstimator, gittins_index
 from reprise.core.tokens import Tokens, as_tokens, join_tokens
 from tests.matrix import examples
 
@@ -35,9 +35,9 @@ def brute_index(rates: list[float], widths: list[float], start: int) -> float:
 @given(st.lists(st.tuples(st.floats(1e-3, 0.5), st.floats(0.5, 8.0)), min_size=1, max_size=5))
 def test_the_index_is_the_best_ratio_over_all_stops(steps: list[tuple[float, float]]) -> None:
     rates, widths = [s[0] for s in steps], [s[1] for s in steps]
-    table = index_table(np.array([rates]), np.array(widths))
     for start in range(len(steps)):
-        assert table[0, start] == pytest.approx(brute_index(rates, widths, start), rel=0.01)
+        found = gittins_index(np.array(rates[start:]), np.array(widths[start:]))
+        assert found == pytest.approx(brute_index(rates, widths, start), rel=0.01)
 
 
 def test_before_anything_was_seen_older_is_worth_less() -> None:
@@ -238,3 +238,31 @@ def test_a_prompt_that_begins_as_expected_is_the_next_turn() -> None:
     visit = lineage.arrive(join_tokens(stripped, run_of(4, 30)), known=160, namespace="")
     assert (visit.continues, visit.num_others) == (looped, 0)
     assert asked != looped
+
+
+def test_what_will_return_in_its_next_bin_is_worth_that_soon() -> None:
+    """Every other one never returns; the rest gets into another bin after two prompts, and returns after four."""
+    returns = ReuseRateEstimator((1,), num_later=2)
+    for number in range(1, 129):
+        returns.advance()
+        returns.wait(0)
+        returns.specify(number, 0)
+        if number > 4 and number % 2 == 0:
+            returns.specify(number - 2, 1)
+            returns.come_back(number - 4)
+    assert returns.rate(128, becomes=[(2, 1)]) > 5 * returns.rate(128)
+    assert returns.rate(128, becomes=[(MEMORY, 1)]) == returns.rate(128)
+    assert returns.rate(128, becomes=[(1, 1)]) > returns.rate(128, becomes=[(2, 1)])
+
+
+def test_a_bin_that_never_returns_is_not_expected_to_at_ages_that_nobody_has_reached() -> None:
+    returns = ReuseRateEstimator((1,), num_later=2)
+    for number in range(1, 33):
+        returns.advance()
+        returns.wait(0)
+        returns.specify(number, number % 2)
+        if number % 2 == 1:
+            returns.come_back(number - 1)
+    for _ in range(28):
+        returns.advance()
+    assert returns.rate(1) < 0.5 * returns.rate(1, later_bin=0)

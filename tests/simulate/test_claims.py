@@ -112,4 +112,4 @@ def test_a_replay_knows_how_long_a_chat_is_silent_and_where_windows_fall_back() 
     asked = Request(prompt=prompt, num_tokens=100, shareable=100, num_answered=5, calls_tool=True, at_s=100, took_s=5)
     replay.take(asked)
     policy = replay.cache.order.policy
-    assert [list(policy.fall_silent(now_s)) for now_s in (134, 135)] == [[], [1]]
+    assert [list(policy.fall_silent(now_s)) for now_s in (106, 107)] == [[], [1]]

@@ -6,9 +6,13 @@ the same prompts at the same times give the same order.
 
 import heapq
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Collection
 from dataclasses import dataclass
+from math import inf, isnan
 from typing import Protocol
+
+import numpy as np
 
 from reprise.cache.reuse_rate import MEMORY, PRIOR_RATE, ConversationHistory, ReuseRateEstimator
 from reprise.core.prompt import BoundaryKind
@@ -29,11 +33,14 @@ _NEW_TOKENS = (512, 4096, 32768)
 _ANSWERED = (16, 64, 256, 1024)
 """Bin edges of the classes within which chats are expected to behave alike."""
 
-_SILENT_S = (30.0, 120.0, 600.0)
-"""Another such edge, where it is known how the answer ended: the seconds since.
+_SILENT_S = (2.0, 10.0, 30.0, 120.0, 600.0)
+"""More such edges, where it is known how the answer ended: the seconds since.
 
 A tool that runs is back soon, a person who thinks later, and one who has left never.
 """
+
+_ARRIVALS = 32
+"""So many of the last prompts tell how many there will be until a chat has been silent for longer."""
 
 _END_KNOWN = len(_ANSWERED) + 1
 """The first class of answers of which it is known whether they end with a tool call; those before are by length."""
@@ -152,6 +159,10 @@ class ExpectedSaving:
         )
         self._waiting: tuple[list[tuple[float, int]], ...] = tuple([] for _ in _SILENT_S)
         """Heaps of (answered at, number): prompts that have not been silent for as long as each edge."""
+        self._answered_s = np.full(MEMORY, np.nan)
+        """When the last prompts were answered, by number."""
+        self._arrived_s: deque[float] = deque(maxlen=_ARRIVALS + 1)
+        """When they came."""
         self._branches = ReuseRateEstimator((len(_TURNS) + 1,))
         # A prior of one each.
         self._tails_met, self._tails_missed = 1, 1
@@ -185,13 +196,15 @@ class ExpectedSaving:
     ) -> None:
         place = _place(_ANSWERED, num_tokens * self._unit_tokens)
         self._turns.specify(number, place if calls_tool is None else _place_of_end(calls_tool))
+        self._answered_s[number % MEMORY] = np.nan if at_s is None else at_s
         if at_s is not None:
             heapq.heappush(self._waiting[0], (at_s, number))
             if len(self._waiting[0]) > MEMORY:
                 heapq.heappop(self._waiting[0])
 
     def fall_silent(self, now_s: float) -> Collection[int]:
-        fallen: list[int] = []
+        self._arrived_s.append(now_s)
+        fallen: set[int] = set()
         for at, (length_s, waiting) in enumerate(zip(_SILENT_S, self._waiting, strict=True), start=1):
             while waiting and now_s - waiting[0][0] >= length_s:
                 since_s, number = heapq.heappop(waiting)
@@ -202,7 +215,7 @@ class ExpectedSaving:
                 calls_tool = _calls_tool(self._turns.later_bin(number))
                 if calls_tool is not None:
                     self._turns.specify(number, _place_of_end(calls_tool, at))
-                    fallen.append(number)
+                    fallen.add(number)
         return fallen
 
     def expect(
@@ -222,7 +235,7 @@ class ExpectedSaving:
         if candidate.is_passed:
             rate = (candidate.num_uses + PRIOR_RATE) / max(1, self._history.now - (candidate.first_visit or 0))
         else:
-            rate = self._turns.rate(candidate.last_visit, since=candidate.alive_at, later_bin=self._end_of(candidate))
+            rate = self._rate_of_chat(candidate)
         branched_at = self._history.last_continuation(candidate.first_visit)
         if branched_at is not None:
             rate += self._branches.rate(branched_at)
@@ -256,12 +269,29 @@ class ExpectedSaving:
     def evicted(self, candidate: EvictionCandidate, score: float) -> None:
         pass
 
-    def _end_of(self, candidate: EvictionCandidate) -> int | None:
-        """How its chat's last answer ended, as if just now where others work for it; None: as it is."""
-        if candidate.alive_at is None:
-            return None
-        calls_tool = _calls_tool(self._turns.later_bin(candidate.last_visit))
-        return None if calls_tool is None else _place_of_end(calls_tool)
+    def _rate_of_chat(self, candidate: EvictionCandidate) -> float:
+        """How often the chat that passed an item last comes back, per prompt."""
+        number, alive_at = candidate.last_visit, candidate.alive_at
+        place = self._turns.later_bin(number)
+        calls_tool = _calls_tool(place)
+        if number is None or place is None or calls_tool is None or not self._arrived_s:
+            return self._turns.rate(number, since=alive_at)
+        now_s = self._arrived_s[-1]
+        silence, silent_s = (place - _END_KNOWN) // 2, now_s - self._answered_s.item(number % MEMORY)
+        if alive_at is not None:
+            # Who waits for others is not silent.
+            silence, silent_s = 0, 0.0
+        becomes: list[tuple[float, int]] = []
+        if not isnan(silent_s):
+            for longer, edge_s in enumerate(_SILENT_S[silence:], start=silence + 1):
+                becomes.append((self._num_within(edge_s - silent_s), _place_of_end(calls_tool, longer)))
+        place = _place_of_end(calls_tool, silence)
+        return self._turns.rate(number, since=alive_at, later_bin=place, becomes=becomes)
+
+    def _num_within(self, seconds: float) -> float:
+        """How many prompts are expected to come within the next `seconds`, by how fast the last ones came."""
+        took_s = self._arrived_s[-1] - self._arrived_s[0]
+        return max(0.0, seconds) / took_s * (len(self._arrived_s) - 1) if took_s > 0 else inf
 
     def _is_left_behind(self, candidate: EvictionCandidate) -> bool:
         """Whether its chat has ended or continued elsewhere. What two requests resumed from is shared, so it is not."""

@@ -18,7 +18,8 @@ rate of use; a rate that rises at first keeps young items; the prior falls with 
 """
 
 import functools
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import TypeGuard
@@ -221,7 +222,7 @@ class ReuseRateEstimator:
         self._now = 0
         self._hazards = _hazards_of_nothing(self._shape)
         self._known_for = MEMORY
-        self._indices: dict[int, Floats] = {}
+        self._indices: dict[tuple[int, int, tuple[tuple[int, int], ...]], float] = {}
 
     def advance(self) -> None:
         """Advance time by one prompt."""
@@ -269,17 +270,28 @@ class ReuseRateEstimator:
             self._waiting_now[one.kind, step] -= 1
             self._returned[one.kind, step] += 1
 
-    def rate(self, number: int | None, *, since: int | None = None, later_bin: int | None = None) -> float:
+    def rate(
+        self,
+        number: int | None,
+        *,
+        since: int | None = None,
+        later_bin: int | None = None,
+        becomes: Sequence[tuple[float, int]] = (),
+    ) -> float:
         """Expected uses per prompt of waiting, for what has waited since prompt `number`, or since a later one.
 
-        `later_bin`: another bin on the last axis than it has.
+        `later_bin`: another bin on the last axis than it has. `becomes`: the bins that it will have there if it goes on
+        waiting, in order, each with the number of prompts until then.
         """
         one = self._ring[number % MEMORY] if self._is_remembered(number) else None
         if one is None or number is None:
-            return float(self._index(0)[-1])
-        # It did not return with the newest prompt: the next one is the first with which it can.
+            return self._index(0, _STEPS - 1)
         kind = one.kind if later_bin is None else self._with_later(one.kind, later_bin)
-        return float(self._index(kind)[_step_of(self._now + 1 - max(number, since or 0))])
+        # It did not return with the newest prompt: the next one is the first with which it can.
+        age = self._now + 1 - max(number, since or 0)
+        step = _step_of(age)
+        changes = ((max(step + 1, bisect_left(_STARTS, age + ahead)), later) for ahead, later in becomes)
+        return self._index(kind, step, tuple(changes))
 
     def chance(self, number: int | None) -> float:
         """The probability that what has waited since prompt `number` is ever used, at an age that was seen so far."""
@@ -295,16 +307,16 @@ class ReuseRateEstimator:
         step = _step_of(self._now + 1 - begun)
         return begun + _STARTS[step + 1] - 1 if step + 1 < _STEPS else self._now + MEMORY
 
-    def _index(self, kind: int) -> Floats:
-        """The Gittins index of a class at each step of age.
-
-        With one that is not known yet come those of all that wait, as they will be asked for, too.
-        """
-        if kind not in self._indices:
-            waiting = np.flatnonzero(self._waiting_now.any(axis=1)).tolist()
-            kinds = [each for each in {kind, *waiting} if each not in self._indices]
-            self._indices.update(zip(kinds, index_table(self._hazards[kinds], _WIDTHS), strict=True))
-        return self._indices[kind]
+    def _index(self, kind: int, step: int, changes: tuple[tuple[int, int], ...] = ()) -> float:
+        """The index of this class from this step of age on; `changes`: steps, and bins on the last axis from there."""
+        key = kind, step, changes
+        if key not in self._indices:
+            kinds = np.full(_STEPS, kind)
+            for at, later_bin in changes:
+                kinds[at:] = self._with_later(kind, later_bin)
+            rates = self._hazards[kinds, np.arange(_STEPS)]
+            self._indices[key] = gittins_index(rates[step:], _WIDTHS[step:])
+        return self._indices[key]
 
     def _with_later(self, kind: int, later_bin: int) -> int:
         return kind - kind % self._shape[-1] + 1 + later_bin
@@ -356,10 +368,14 @@ def _rates(seen: Floats, time: Floats) -> Floats:
 
 
 def _ratios(seen: Floats, time: Floats, expected: Floats) -> Floats:
-    """By which factor each bin of the second to last axis returns more often than expected, over all others."""
+    """By which factor each bin of the second to last axis returns more often than expected, by age: all others in one.
+
+    A bin and age of which little is known has the factor of its bin.
+    """
     others = tuple(range(seen.ndim - 2))
-    overall = (time * expected).sum(others, keepdims=True)
-    return _learned(seen.sum(others, keepdims=True), overall, np.ones_like(overall))
+    seen, overall = seen.sum(others, keepdims=True), (time * expected).sum(others, keepdims=True)
+    by_bin = (seen.sum(-1, keepdims=True) + 1) / (overall.sum(-1, keepdims=True) + 1)
+    return _learned(seen, overall, np.broadcast_to(by_bin, overall.shape))
 
 
 def _learned(seen: Floats, time: Floats, expected: Floats) -> Floats:
@@ -379,22 +395,13 @@ def _nearby(counts: Floats) -> Floats:
     return smooth
 
 
-def index_table(rates: Floats, widths: Floats) -> Floats:
-    """The Gittins index at each step of age: max over T of P(used before T) / E[time until used or T].
+def gittins_index(rates: Floats, widths: Floats) -> float:
+    """The Gittins index at the start of the first step: max over T of P(used before T) / E[time until used or T].
 
-    `rates`: uses per unit of time, shape ``(classes, steps)``, constant within a step; `widths`: the steps' lengths.
+    `rates`: uses per unit of time, each constant within a step; `widths`: the steps' lengths. Shapes ``(steps,)``.
     """
     hazard = rates * widths
-    survival = np.exp(-np.cumsum(hazard, axis=1))
-    before = np.concatenate([np.ones((len(rates), 1)), survival[:, :-1]], axis=1)
+    survival = np.exp(-np.cumsum(hazard))
     # Time spent in a step by those that enter it: the integral of exp(-rate · t).
-    spent = np.cumsum(before * -np.expm1(-hazard) / rates, axis=1)
-    spent_before = np.concatenate([np.zeros((len(rates), 1)), spent[:, :-1]], axis=1)
-    index = rates.copy()
-    for stop in range(rates.shape[1]):
-        # Held from the start of each step before `stop` to the end of that one.
-        used = before[:, : stop + 1] - survival[:, stop, None]
-        held = spent[:, stop, None] - spent_before[:, : stop + 1]
-        ratio = np.divide(used, held, out=np.zeros_like(used), where=held > 0)
-        index[:, : stop + 1] = np.maximum(index[:, : stop + 1], ratio)
-    return index
+    spent = np.append(1.0, survival[:-1]) * -np.expm1(-hazard) / rates
+    return float(max(rates[0], ((1 - survival) / np.cumsum(spent)).max()))
