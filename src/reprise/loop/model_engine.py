@@ -439,8 +439,9 @@ class ModelEngine:
                 self._made = self._make_worker(arriving, memory)
             else:
                 self._worker.load(loaded)
-            assert self._made is not None
-            self.disk = self._made.disk.cache
+            made = self._made
+            assert made is not None
+            self.disk = made.disk.cache
         except RepriseError as error:
             return error
         except Exception as error:
@@ -455,8 +456,7 @@ class ModelEngine:
         weights = self._weights
         weights.state, weights.loaded_s = WeightsState.READY, time.monotonic()
         # Those that have waited for them came before.
-        requests = self._made.requests.values()
-        weights.num_asked = sum(not r.is_settle for r in requests) + len(self._made.embedding)
+        weights.num_asked = sum(not r.is_settle for r in made.requests.values()) + len(made.embedding)
         weights.num_loads, weights.load_s = weights.num_loads + 1, weights.load_s + weights.loaded_s - weights.began_s
         self.publish()
         wanted, weights.wanted = weights.wanted, []
