@@ -471,7 +471,7 @@ WORTH = (
         _LINEAGE,
     ),
     _mutant(
-        "_tables",
+        "_hazards",
         "who is not known better is judged by those who never came to be",
         "rates[..., :1, :] = by_all",
         "pass",
