@@ -472,20 +472,26 @@ def test_an_answer_that_took_long_holds_up_no_other() -> None:
     assert [policy.fall_silent(at_s) for at_s in (40, 131)] == [{2}, {1, 2}]
 
 
-def in_turn() -> ExpectedSaving:
-    """What 96 prompts teach of three agents in turn, one every two seconds: each is back within ten, not within two."""
-    policy, paths = ExpectedSaving(), [run_of(seed, 20) for seed in range(3)]
-    for number in range(1, 97):
-        paths[number % 3] = join_tokens(paths[number % 3], run_of(100 + number, 20))
-        policy.arrive(paths[number % 3], known=20 * (number // 3), namespace="")
-        policy.fall_silent(2.0 * number)
-        policy.answered(number, 100, calls_tool=True, at_s=2.0 * number)
-    return policy
+def in_turn() -> tuple[ExpectedSaving, list[int]]:
+    """What three agents in turn have taught that ask every six seconds, and their last prompts.
+
+    Behind each prompt come others within the same second, which nobody goes on with.
+    """
+    policy, paths, numbers = ExpectedSaving(), [run_of(seed, 20) for seed in range(3)], [0, 0, 0]
+    for turn in range(60):
+        now_s, agent = 2.0 * (turn - 59), turn % 3
+        paths[agent] = join_tokens(paths[agent], run_of(100 + turn, 20))
+        for each in (paths[agent], *(run_of(1000 + 6 * turn + other, 20) for other in range(6))):
+            number, _ = policy.arrive(each, known=0, namespace="")
+            policy.fall_silent(now_s)
+            policy.answered(number, 100, calls_tool=True, at_s=now_s)
+        numbers[agent] = policy.number_of(paths[agent], namespace="") or 0
+    return policy, numbers
 
 
 def test_who_was_answered_just_now_is_worth_what_comes_once_the_tool_has_run() -> None:
-    policy = in_turn()
-    just_now, next_one = (policy.score(candidate(last_visit=number, first_visit=number)) for number in (96, 94))
+    policy, numbers = in_turn()
+    next_one, _, just_now = (policy.score(candidate(last_visit=number, first_visit=number)) for number in numbers)
     assert next_one > just_now > 0.2 * next_one
 
 
@@ -499,16 +505,25 @@ def test_the_first_answers_are_worth_something_before_it_is_known_how_fast_promp
     assert policy.score(candidate(last_visit=1, first_visit=1)) > 0
 
 
-@pytest.mark.parametrize("at_s", [None, 194.0])
-def test_of_an_answer_whose_time_is_not_known_no_silence_is_expected(at_s: float | None) -> None:
-    policy = in_turn()
-    number, _ = policy.arrive(run_of(1000, 20), known=0, namespace="")
-    policy.answered(number, 100, calls_tool=True, at_s=at_s)
-    scores: list[float] = []
-    for now_s in (194.0, 1000.0):
-        policy.fall_silent(now_s)
-        scores.append(policy.score(candidate(last_visit=number, first_visit=number)))
-    assert (scores[0] == scores[1]) is (at_s is None)
+def test_who_waits_for_others_is_worth_as_much_as_if_answered_just_now() -> None:
+    policy, numbers = in_turn()
+    number = numbers[2]
+    alone, waiting = (candidate(last_visit=number, first_visit=number, alive_at=at) for at in (None, number))
+    score = policy.score(waiting)
+    policy.fall_silent(300.0)
+    assert policy.score(alone) != pytest.approx(score, rel=0.2) == policy.score(waiting)
+
+
+def test_of_an_answer_whose_time_is_not_known_no_silence_is_expected() -> None:
+    scores: dict[float | None, list[float]] = {}
+    for at_s in (None, 0.0):
+        policy, _ = in_turn()
+        number, _ = policy.arrive(run_of(1000, 20), known=0, namespace="")
+        policy.answered(number, 100, calls_tool=True, at_s=at_s)
+        for now_s in (0.0, 1000.0):
+            policy.fall_silent(now_s)
+            scores.setdefault(at_s, []).append(policy.score(candidate(last_visit=number, first_visit=number)))
+    assert scores[None][0] == scores[None][1] != scores[0.0][1]
 
 
 def test_how_the_next_turn_begins_may_be_known_after_a_silence_that_it_does_not_end() -> None:

@@ -255,8 +255,9 @@ def test_what_will_return_in_its_next_bin_is_worth_that_soon() -> None:
     assert returns.rate(128, becomes=[(1, 1)]) > returns.rate(128, becomes=[(2, 1)])
 
 
-def test_a_bin_that_never_returns_is_not_expected_to_at_ages_that_nobody_has_reached() -> None:
-    returns = ReuseRateEstimator((1,), num_later=2)
+@pytest.mark.parametrize("num_fading", [0, 2])
+def test_a_bin_that_never_returns_is_not_expected_to_at_ages_that_nobody_has_reached(num_fading: int) -> None:
+    returns = ReuseRateEstimator((1,), num_later=2, num_fading=num_fading)
     for number in range(1, 33):
         returns.advance()
         returns.wait(0)
@@ -265,4 +266,4 @@ def test_a_bin_that_never_returns_is_not_expected_to_at_ages_that_nobody_has_rea
             returns.come_back(number - 1)
     for _ in range(28):
         returns.advance()
-    assert returns.rate(1) < 0.5 * returns.rate(1, later_bin=0)
+    assert (returns.rate(1) < 0.5 * returns.rate(1, later_bin=0)) is (num_fading == 0)

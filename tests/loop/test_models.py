@@ -224,6 +224,30 @@ def test_a_model_that_has_answered_those_it_was_loaded_for_gives_way_at_once() -
         assert [model.loop.status().num_loads for model in models] == [3, 3]
 
 
+def test_a_model_that_somebody_has_asked_to_be_loaded_is_kept_until_they_come() -> None:
+    """Though another request, for which it was loaded as well, is answered before."""
+    room = max(map(weights, KINDS[:2]))
+    limits = ModelLimits(most_nbytes=room, turn_s=2 * PATIENCE_S, arrival_s=2 * PATIENCE_S)
+    with serving(*KINDS[:2], nbytes=room + (64 << 20), limits=limits) as (other, model):
+        for each in (other, model, other):
+            each.ready().submit(words(1, 20), num=2).wait()
+        model.gate.clear()
+        first, ready = model.submit(words(2, 20), num=2), model.loop.ready()
+        deadline_s = time.monotonic() + PATIENCE_S
+        while model.state is not WeightsState.LOADING:
+            assert time.monotonic() < deadline_s
+            time.sleep(0.005)
+        waiting = other.submit(words(3, 20), num=2)
+        model.gate.set()
+        ready.result(PATIENCE_S)
+        first.wait()
+        for _ in range(20):
+            model.ask(lambda _: None)
+        model.submit(words(4, 20), num=2).wait()
+        assert model.loop.status().num_loads == 2
+        waiting.wait()
+
+
 @pytest.mark.matrix
 def test_what_one_model_has_stored_makes_room_for_another() -> None:
     """Whose goes is told by `tests/cache/test_accounts.py`: here it depends on how fast each computes."""

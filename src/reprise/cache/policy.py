@@ -9,6 +9,7 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Collection
 from dataclasses import dataclass
+from itertools import pairwise
 from math import inf, isnan
 from typing import Protocol
 
@@ -39,8 +40,11 @@ _SILENT_S = (2.0, 10.0, 30.0, 120.0, 600.0)
 A tool that runs is back soon, a person who thinks later, and one who has left never.
 """
 
-_ARRIVALS = 32
-"""So many of the last prompts tell how many there will be until a chat has been silent for longer."""
+_GAPS = 32
+"""So many gaps between the last prompts tell how many there will be until a chat has been silent for longer."""
+
+_PAUSES_LEFT_OUT = 4
+"""The longest of them, in which everybody was away."""
 
 _END_KNOWN = len(_ANSWERED) + 1
 """The first class of answers of which it is known whether they end with a tool call; those before are by length."""
@@ -100,7 +104,7 @@ class Policy(Protocol):
         ...
 
     def fall_silent(self, now_s: float) -> Collection[int]:
-        """Record the time. Returns the prompts from whose answers so much time has passed that they score otherwise."""
+        """Record when the newest prompt arrived. Returns those whose answers are so old by now that they score anew."""
         ...
 
     def expect(
@@ -155,14 +159,18 @@ class ExpectedSaving:
         self._unit_tokens = unit_tokens
         self._history = ConversationHistory()
         self._turns = ReuseRateEstimator(
-            (len(_TURNS) + 3, len(_PAUSES) + 2, len(_NEW_TOKENS) + 1), num_later=_place_of_end(True, len(_SILENT_S)) + 1
+            (len(_TURNS) + 3, len(_PAUSES) + 2, len(_NEW_TOKENS) + 1),
+            num_later=_place_of_end(True, len(_SILENT_S)) + 1,
+            num_fading=_END_KNOWN,
         )
         self._waiting: tuple[list[tuple[float, int]], ...] = tuple([] for _ in _SILENT_S)
         """Heaps of (answered at, number): prompts that have not been silent for as long as each edge."""
         self._answered_s = np.full(MEMORY, np.nan)
         """When the last prompts were answered, by number."""
-        self._arrived_s: deque[float] = deque(maxlen=_ARRIVALS + 1)
+        self._arrived_s: deque[float] = deque(maxlen=_GAPS + 1)
         """When they came."""
+        self._pace = inf
+        """How many of them come per second."""
         self._branches = ReuseRateEstimator((len(_TURNS) + 1,))
         # A prior of one each.
         self._tails_met, self._tails_missed = 1, 1
@@ -204,6 +212,9 @@ class ExpectedSaving:
 
     def fall_silent(self, now_s: float) -> Collection[int]:
         self._arrived_s.append(now_s)
+        gaps_s = sorted(later - earlier for earlier, later in pairwise(self._arrived_s))
+        gaps_s = gaps_s[: max(1, len(gaps_s) - _PAUSES_LEFT_OUT)]
+        self._pace = len(gaps_s) / sum(gaps_s) if sum(gaps_s) > 0 else inf
         fallen: set[int] = set()
         for at, (length_s, waiting) in enumerate(zip(_SILENT_S, self._waiting, strict=True), start=1):
             while waiting and now_s - waiting[0][0] >= length_s:
@@ -284,14 +295,9 @@ class ExpectedSaving:
         becomes: list[tuple[float, int]] = []
         if not isnan(silent_s):
             for longer, edge_s in enumerate(_SILENT_S[silence:], start=silence + 1):
-                becomes.append((self._num_within(edge_s - silent_s), _place_of_end(calls_tool, longer)))
+                becomes.append((self._pace * max(0.0, edge_s - silent_s), _place_of_end(calls_tool, longer)))
         place = _place_of_end(calls_tool, silence)
         return self._turns.rate(number, since=alive_at, later_bin=place, becomes=becomes)
-
-    def _num_within(self, seconds: float) -> float:
-        """How many prompts are expected to come within the next `seconds`, by how fast the last ones came."""
-        took_s = self._arrived_s[-1] - self._arrived_s[0]
-        return max(0.0, seconds) / took_s * (len(self._arrived_s) - 1) if took_s > 0 else inf
 
     def _is_left_behind(self, candidate: EvictionCandidate) -> bool:
         """Whether its chat has ended or continued elsewhere. What two requests resumed from is shared, so it is not."""

@@ -57,7 +57,7 @@ _NEAR = (0.25, 0.5, 0.25)
 """Smoothing kernel over neighbouring age steps: the rate changes slowly with age, while few observations make peaks."""
 
 _REFRESH = 64
-"""The number of prompts after which the table is recomputed; the first times sooner, when twice as many were seen."""
+"""The number of prompts after which rates are learnt anew; the first times sooner, when twice as many were seen."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,14 +206,16 @@ class _WaitingPrompt:
 
 
 class ReuseRateEstimator:
-    """Returns and waiting times by class and age, and the table of rates computed from them.
+    """Returns and waiting times by class and age, the rates learnt from them, and their indices, where asked for.
 
     A class is a bin on each axis of `shape`, and of one more axis with `num_later` bins that is known only later
     (`specify`); until then the average over these bins is used. What waits is identified by the number of its prompt.
     """
 
-    def __init__(self, shape: tuple[int, ...], *, num_later: int = 0) -> None:
+    def __init__(self, shape: tuple[int, ...], *, num_later: int = 0, num_fading: int | None = None) -> None:
+        """`num_fading`: how many of the later bins, the first, say nothing of ages at which little is known of them."""
         self._shape = (*shape, 1 + num_later)
+        self._num_fading = 1 + (num_later if num_fading is None else num_fading)
         size = (int(np.prod(self._shape)), _STEPS)
         self._waiting_now = np.zeros(size)
         self._waited = np.zeros(size)
@@ -236,7 +238,8 @@ class ReuseRateEstimator:
         self._ring[self._now % MEMORY] = None
         if self._now % _REFRESH == 0 or (self._now < _REFRESH and self._now.bit_count() == 1):
             shape = (*self._shape, _STEPS)
-            self._hazards = _hazards(self._returned.reshape(shape), self._waited.reshape(shape))
+            seen, time = self._returned.reshape(shape), self._waited.reshape(shape)
+            self._hazards = _hazards(seen, time, num_fading=self._num_fading)
             self._known_for = self._now
             self._indices = {}
 
@@ -332,13 +335,13 @@ class ReuseRateEstimator:
         return number is not None and self._now - number < MEMORY
 
 
-def _hazards(seen: Floats, time: Floats) -> Floats:
+def _hazards(seen: Floats, time: Floats, *, num_fading: int) -> Floats:
     """Expected uses per prompt of waiting, by class and age, shape ``(classes, steps)``.
 
-    `seen`: returns in `time`, both of shape (…, steps).
+    `seen`: returns in `time`, both of shape (…, steps). `num_fading`: see `_ratios`.
     """
     by_all = _rates(seen.sum(-2), time.sum(-2))[..., None, :]
-    rates = _learned(seen, time, by_all * _ratios(seen, time, by_all))
+    rates = _learned(seen, time, by_all * _ratios(seen, time, by_all, num_fading=num_fading))
     # Of whom less is known is judged by all, and not by those who never came to be known better.
     rates[..., :1, :] = by_all
     return rates.reshape(-1, _STEPS)
@@ -347,7 +350,7 @@ def _hazards(seen: Floats, time: Floats) -> Floats:
 @functools.cache
 def _hazards_of_nothing(shape: tuple[int, ...]) -> Floats:
     """Those of the prior."""
-    return _hazards(np.zeros((*shape, _STEPS)), np.zeros((*shape, _STEPS)))
+    return _hazards(np.zeros((*shape, _STEPS)), np.zeros((*shape, _STEPS)), num_fading=shape[-1])
 
 
 def _step_of(age: int) -> int:
@@ -367,15 +370,16 @@ def _rates(seen: Floats, time: Floats) -> Floats:
     return _learned(seen, time, expected)
 
 
-def _ratios(seen: Floats, time: Floats, expected: Floats) -> Floats:
+def _ratios(seen: Floats, time: Floats, expected: Floats, *, num_fading: int) -> Floats:
     """By which factor each bin of the second to last axis returns more often than expected, by age: all others in one.
 
-    A bin and age of which little is known has the factor of its bin.
+    At an age at which little is known of it, a bin has the factor that it has in all; the first `num_fading` have 1.
     """
     others = tuple(range(seen.ndim - 2))
     seen, overall = seen.sum(others, keepdims=True), (time * expected).sum(others, keepdims=True)
-    by_bin = (seen.sum(-1, keepdims=True) + 1) / (overall.sum(-1, keepdims=True) + 1)
-    return _learned(seen, overall, np.broadcast_to(by_bin, overall.shape))
+    in_all = np.repeat((seen.sum(-1, keepdims=True) + 1) / (overall.sum(-1, keepdims=True) + 1), _STEPS, axis=-1)
+    in_all[..., :num_fading, :] = 1
+    return _learned(seen, overall, in_all)
 
 
 def _learned(seen: Floats, time: Floats, expected: Floats) -> Floats:

@@ -455,8 +455,8 @@ class ModelEngine:
             log.warning("%s: %s", self.name, hint)
         weights = self._weights
         weights.state, weights.loaded_s = WeightsState.READY, time.monotonic()
-        # Those that have waited for them came before.
-        weights.num_asked = sum(not r.is_settle for r in made.requests.values()) + len(made.embedding)
+        # What has waited here is what they were loaded for, unless somebody who waits for them has yet to ask.
+        weights.num_asked = 0 if weights.wanted else len(made.requests) + len(made.embedding)
         weights.num_loads, weights.load_s = weights.num_loads + 1, weights.load_s + weights.loaded_s - weights.began_s
         self.publish()
         wanted, weights.wanted = weights.wanted, []
@@ -568,7 +568,7 @@ class _Weights:
     leaving: list[Future[None]] = field(default_factory=list[Future[None]])
     """Futures that wait until they are unloaded."""
     num_asked: int = 0
-    """Requests since they were loaded."""
+    """Requests since they were loaded, or that they were loaded for."""
     num_loads: int = 0
     load_s: float = 0.0
     """Total time spent loading them."""
