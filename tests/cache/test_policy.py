@@ -516,14 +516,14 @@ def test_who_waits_for_others_is_worth_as_much_as_if_answered_just_now() -> None
 
 def test_of_an_answer_whose_time_is_not_known_no_silence_is_expected() -> None:
     scores: dict[float | None, list[float]] = {}
-    for at_s in (None, 0.0):
+    for at_s in (None, 0.0, 1e9):
         policy, _ = in_turn()
         number, _ = policy.arrive(run_of(1000, 20), known=0, namespace="")
         policy.answered(number, 100, calls_tool=True, at_s=at_s)
         for now_s in (0.0, 1000.0):
             policy.fall_silent(now_s)
             scores.setdefault(at_s, []).append(policy.score(candidate(last_visit=number, first_visit=number)))
-    assert scores[None][0] == scores[None][1] != scores[0.0][1]
+    assert scores[None] == scores[1e9] and scores[None][0] == scores[None][1] != scores[0.0][1]
 
 
 def test_how_the_next_turn_begins_may_be_known_after_a_silence_that_it_does_not_end() -> None:
