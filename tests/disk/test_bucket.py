@@ -197,12 +197,12 @@ def test_records_of_a_bucket_are_read_at_once_and_come_in_order(monkeypatch: pyt
 
 
 class Offered:
-    """Holds up each read until the reader has been asked for another one, and until all that it gave are under way."""
+    """Holds up each read until the reader, asked for another one, had none to give, and all that it gave have begun."""
 
     def __init__(self, bucket: FakeBucket, monkeypatch: pytest.MonkeyPatch) -> None:
         self._get, self._begin_next = bucket.get, reader.Fetch.begin_next
         self._changed = threading.Condition()
-        self._num_asked = self._num_got = self._num_under_way = self.most = 0
+        self._num_asked = self._num_got = self._num_under_way = self._had_none = self.most = 0
         self._begun: list[int] = []
         """The number of the question to which each read was the answer."""
         monkeypatch.setattr(bucket, "get", self.get)
@@ -216,7 +216,10 @@ class Offered:
         read = self._begin_next(fetch, read_ahead_bytes, room)
         with self._changed:
             self._num_asked += 1
-            self._begun += [self._num_asked] if read is not None else []
+            if read is not None:
+                self._begun.append(self._num_asked)
+            else:
+                self._had_none = self._num_asked
             self._changed.notify_all()
         return read
 
@@ -227,7 +230,9 @@ class Offered:
             self._num_under_way += 1
             self.most = max(self.most, self._num_under_way)
             self._changed.notify_all()
-            assert self._changed.wait_for(lambda: self._num_asked > self._begun[number], PATIENCE_S)
+            # Which may be before the question that it answers has returned.
+            assert self._changed.wait_for(lambda: number < len(self._begun), PATIENCE_S)
+            assert self._changed.wait_for(lambda: self._had_none > self._begun[number], PATIENCE_S)
             assert self._changed.wait_for(lambda: self._num_got == len(self._begun), PATIENCE_S)
             self._num_under_way -= 1
         return self._get(name, nbytes)
