@@ -194,8 +194,7 @@ def test_claude_code_with_sub_agents(
         print(f"\n{'then' if has_seen_one else 'first'}: {counts}")
         assert other[0]["reason"] == "branched"
         assert other[0]["prefilled"] <= other[0]["computed_at_best"] + 512, "a snapshot every 512 tokens"
-        # How much of it is there depends on how long the client takes.
-        assert (one[0]["prefilled"] < 0.95 * one[0]["prompt_tokens"]) == has_seen_one, one[0]
+        assert (one[0]["prefilled"] < 0.5 * one[0]["prompt_tokens"]) == has_seen_one, one[0]
 
 
 def agent_of(record: Mapping[str, str | None]) -> str:
