@@ -6,7 +6,9 @@ what is in it. All else is real: the agents' own requests, prompts of 20,000 to 
 
 import json
 import os
+import shlex
 import subprocess
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from itertools import groupby, pairwise
 from pathlib import Path
@@ -169,6 +171,21 @@ def starts_agents(server: Serving, path: Path, *, task: int) -> Callable[[Job], 
     return says
 
 
+def waits_before(tools: str, at: ServerAddress, folder: Path) -> str:
+    """Settings of Claude Code with which it starts these tools once the server has nothing left to do.
+
+    However slow the machine is, there is time for what is computed ahead.
+    """
+    hook = folder / "wait.py"
+    hook.write_text(
+        "import json, time, urllib.request\n"
+        f"while not json.load(urllib.request.urlopen({at.url + '/health'!r}))['idle']:\n"
+        "    time.sleep(0.05)\n"
+    )
+    runs = {"type": "command", "command": shlex.join([sys.executable, str(hook)]), "timeout": 600}
+    return json.dumps({"hooks": {"PreToolUse": [{"matcher": tools, "hooks": [runs]}]}})
+
+
 def test_claude_code_with_sub_agents(
     server: Serving, programs: Path, folder: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -179,7 +196,8 @@ def test_claude_code_with_sub_agents(
         server.engine.clear()
         before = {record["id"] for record in server.client.get("/v1/cache/requests").json()["data"]}
         home = tmp_path_factory.mktemp("home")
-        run_claude(programs, address(server), folder, home, "--allowedTools", "Read,Agent")
+        settings = waits_before("Agent|Task", address(server), folder)
+        run_claude(programs, address(server), folder, home, "--allowedTools", "Read,Agent", "--settings", settings)
         server.wait_until_idle()
         records = [r for r in server.client.get("/v1/cache/requests").json()["data"] if r["id"] not in before][::-1]
         parent, one, other = (list(chat) for _, chat in groupby(sorted(records, key=agent_of), key=agent_of))
@@ -194,7 +212,7 @@ def test_claude_code_with_sub_agents(
         print(f"\n{'then' if has_seen_one else 'first'}: {counts}")
         assert other[0]["reason"] == "branched"
         assert other[0]["prefilled"] <= other[0]["computed_at_best"] + 512, "a snapshot every 512 tokens"
-        assert (one[0]["prefilled"] < 0.5 * one[0]["prompt_tokens"]) == has_seen_one, one[0]
+        assert (one[0]["prefilled"] <= other[0]["prefilled"] + 512) == has_seen_one, one[0]
 
 
 def agent_of(record: Mapping[str, str | None]) -> str:
