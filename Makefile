@@ -24,8 +24,7 @@ serve: $(VENV)/.can-run ## serve a model: make serve MODEL=path-or-hub-id
 # Three workers for two cores, since some tests wait. One that has nothing left takes tests from another's end: few files
 # have half of all tests. Bytecode is kept whatever the shell says: each of twenty servers that the tests start would compile
 # all of the source for itself.
-WORKERS = 3
-PYTEST = env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+PYTEST = env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n 3 --dist worksteal
 
 # On the CPU MLX compiles C++ for each function that mlx-lm fuses, a second each where none was compiled before.
 test: $(VENV)/.can-test ## every layer kind and every API, in three minutes and without downloads
@@ -43,8 +42,6 @@ test-laws: $(VENV)/.can-test ## the laws with four times as many random examples
 test-soak: $(VENV)/.can-test ## long random runs; SOAK=10 makes them ten times as long
 	$(PYTEST) -m "soak and not (agents or browser)"
 
-# Agents are programs of their own, which a third worker would keep waiting.
-test-clients: WORKERS = 2
 test-clients: $(VENV)/.can-test ## real agents from npm in pinned versions, the page in a browser, the wheel installed
 	$(PYTEST) -m "agents or browser"
 

@@ -489,12 +489,6 @@ def in_turn() -> tuple[ExpectedSaving, list[int]]:
     return policy, numbers
 
 
-def test_who_was_answered_just_now_is_worth_what_comes_once_the_tool_has_run() -> None:
-    policy, numbers = in_turn()
-    next_one, _, just_now = (policy.score(candidate(last_visit=number, first_visit=number)) for number in numbers)
-    assert next_one > just_now > 0.2 * next_one
-
-
 @pytest.mark.parametrize("num_arrived", [0, 1, 2])
 def test_the_first_answers_are_worth_something_before_it_is_known_how_fast_prompts_come(num_arrived: int) -> None:
     policy = ExpectedSaving()
@@ -507,11 +501,27 @@ def test_the_first_answers_are_worth_something_before_it_is_known_how_fast_promp
 
 def test_who_waits_for_others_is_worth_as_much_as_if_answered_just_now() -> None:
     policy, numbers = in_turn()
-    number = numbers[2]
-    alone, waiting = (candidate(last_visit=number, first_visit=number, alive_at=at) for at in (None, number))
-    score = policy.score(waiting)
-    policy.fall_silent(300.0)
-    assert policy.score(alone) != pytest.approx(score, rel=0.2) == policy.score(waiting)
+
+    def scores(alive_at: int | None) -> list[float]:
+        return [policy.score(candidate(last_visit=at, first_visit=at, alive_at=alive_at)) for at in numbers]
+
+    assert len(set(scores(None))) == 3
+    assert len(set(scores(max(numbers)))) == 1
+
+
+def test_a_day_in_which_nobody_came_counts_as_the_longest_silence() -> None:
+    """Else who comes behind it would be expected to be silent for ten minutes before the next prompt."""
+    worth: list[float] = []
+    for pause_s in (600.0, 86_400.0):
+        policy, _ = in_turn()
+        for number in range(2):
+            policy.arrive(run_of(2000 + number, 20), known=0, namespace="")
+            policy.fall_silent(pause_s + number)
+        number, _ = policy.arrive(run_of(3000, 20), known=0, namespace="")
+        policy.fall_silent(pause_s + 2)
+        policy.answered(number, 100, calls_tool=True, at_s=pause_s + 2)
+        worth.append(policy.score(candidate(last_visit=number, first_visit=number)))
+    assert worth[0] == worth[1]
 
 
 def test_of_an_answer_whose_time_is_not_known_no_silence_is_expected() -> None:
@@ -524,6 +534,8 @@ def test_of_an_answer_whose_time_is_not_known_no_silence_is_expected() -> None:
             policy.fall_silent(now_s)
             scores.setdefault(at_s, []).append(policy.score(candidate(last_visit=number, first_visit=number)))
     assert scores[None] == scores[1e9] and scores[None][0] == scores[None][1] != scores[0.0][1]
+    # Nobody is back within two seconds: who is known to be silent for longer soon is worth more.
+    assert scores[0.0][0] > 1.2 * scores[None][0]
 
 
 def test_how_the_next_turn_begins_may_be_known_after_a_silence_that_it_does_not_end() -> None:

@@ -1,5 +1,6 @@
 """Embeddings on the engine thread: batches, repeats, pieces between which others run, and how each job ends."""
 
+import itertools
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -24,6 +25,7 @@ from reprise.loop.embedding import EmbeddingQueue, VectorCache, key_of
 from reprise.loop.engine_thread import EngineThread
 from reprise.loop.worker import Worker
 from reprise.memory import Account, Memory, SharedMemory
+from reprise.schedule.models import ModelLimits
 from tests.loop.driving import break_at
 from tests.models.embedders import embedder
 from tests.models.tiny import tiny_model
@@ -265,8 +267,10 @@ def test_a_vector_for_which_there_is_no_room_is_not_kept() -> None:
 
 
 @contextmanager
-def _engines(*names: str, keep_alive_s: float | None = None, budget: int | None = None) -> Iterator[list[EngineClient]]:
-    thread = EngineThread(SharedMemory(budget))
+def _engines(
+    *names: str, keep_alive_s: float | None = None, budget: int | None = None, limits: ModelLimits | None = None
+) -> Iterator[list[EngineClient]]:
+    thread = EngineThread(SharedMemory(budget), limits=limits)
     folders = {name: tiny_model(name) if name == "llama" else embedder(name) for name in names}
     clients = [
         EngineClient(
@@ -315,6 +319,17 @@ def test_an_embedder_makes_room_for_another_model() -> None:
         assert first.status().weights is WeightsState.UNLOADED
         assert second.embed(_job(0, _input(10))).result(60).num_tokens == 3
         assert second.status().is_idle
+
+
+def test_an_embedder_that_has_answered_those_it_was_loaded_for_gives_way_at_once() -> None:
+    nbytes = (embedder("bert") / "model.safetensors").stat().st_size
+    limits = ModelLimits(most_nbytes=int(1.8 * nbytes), turn_s=600.0, arrival_s=600.0)
+    with _engines("bert", "bert-cls", budget=3 * nbytes, limits=limits) as clients:
+        for turn, client in itertools.product(range(3), clients):
+            if turn == 0:
+                client.ready().result(60)
+            assert client.embed(_job(turn, _input(10 + turn))).result(60).num_tokens == 3
+        assert [client.status().num_loads for client in clients] == [3, 3]
 
 
 def test_what_waits_when_the_server_stops_hears_of_it() -> None:

@@ -41,10 +41,10 @@ A tool that runs is back soon, a person who thinks later, and one who has left n
 """
 
 _GAPS = 32
-"""So many gaps between the last prompts tell how many there will be until a chat has been silent for longer."""
+"""So many gaps between the last prompts tell how many there will be until a chat has been silent for longer.
 
-_PAUSES_LEFT_OUT = 4
-"""The longest of them, in which everybody was away."""
+One in which everybody was away counts as the longest edge of silence.
+"""
 
 _END_KNOWN = len(_ANSWERED) + 1
 """The first class of answers of which it is known whether they end with a tool call; those before are by length."""
@@ -212,8 +212,7 @@ class ExpectedSaving:
 
     def fall_silent(self, now_s: float) -> Collection[int]:
         self._arrived_s.append(now_s)
-        gaps_s = sorted(later - earlier for earlier, later in pairwise(self._arrived_s))
-        gaps_s = gaps_s[: max(1, len(gaps_s) - _PAUSES_LEFT_OUT)]
+        gaps_s = [min(later - earlier, _SILENT_S[-1]) for earlier, later in pairwise(self._arrived_s)]
         self._pace = len(gaps_s) / sum(gaps_s) if sum(gaps_s) > 0 else inf
         fallen: set[int] = set()
         for at, (length_s, waiting) in enumerate(zip(_SILENT_S, self._waiting, strict=True), start=1):

@@ -12,9 +12,11 @@ steps. Classes with few observations borrow from similar ones.
 
 An item that is held until age T is used with P(used before T) at a cost of E[time held until used or T]. The best ratio
 over all T is the Gittins index ("Bandit processes and dynamic allocation indices", 1979); holding the items of highest
-index is optimal if only the price of the budget couples them. Beckmann, Chen and Cidon use the same quantity, hits per
-byte and time, in "LHD: improving cache hit rate by maximizing hit density" (NSDI 2018). For a constant rate it is the
-rate of use; a rate that rises at first keeps young items; the prior falls with age, which is LRU.
+index is optimal if only the price of the budget couples them. If an item gets into another class while it waits, as
+when its chat has been silent for longer, the rates are those of the classes on its way. Beckmann, Chen and Cidon use
+the same quantity, hits per byte and time, in "LHD: improving cache hit rate by maximizing hit density" (NSDI 2018). For
+a constant rate it is the rate of use; a rate that rises at first keeps young items; the prior falls with age, which is
+LRU.
 """
 
 import functools
@@ -293,8 +295,8 @@ class ReuseRateEstimator:
         # It did not return with the newest prompt: the next one is the first with which it can.
         age = self._now + 1 - max(number, since or 0)
         step = _step_of(age)
-        changes = ((max(step + 1, bisect_left(_STARTS, age + ahead)), later) for ahead, later in becomes)
-        return self._index(kind, step, tuple(changes))
+        changes = tuple((bisect_left(_STARTS, age + ahead), later) for ahead, later in becomes)
+        return self._index(kind, step, changes)
 
     def chance(self, number: int | None) -> float:
         """The probability that what has waited since prompt `number` is ever used, at an age that was seen so far."""
@@ -371,9 +373,9 @@ def _rates(seen: Floats, time: Floats) -> Floats:
 
 
 def _ratios(seen: Floats, time: Floats, expected: Floats, *, num_fading: int) -> Floats:
-    """By which factor each bin of the second to last axis returns more often than expected, by age: all others in one.
+    """By which factor each bin of the second to last axis returns more often than expected, by age, over all others.
 
-    At an age at which little is known of it, a bin has the factor that it has in all; the first `num_fading` have 1.
+    At an age at which little is known of a bin, its factor is that of all its ages; for the first `num_fading` it is 1.
     """
     others = tuple(range(seen.ndim - 2))
     seen, overall = seen.sum(others, keepdims=True), (time * expected).sum(others, keepdims=True)
