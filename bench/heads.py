@@ -8,23 +8,26 @@ and say what a device with such costs would gain. `head` is the trained head tha
 others are companions (`--draft-model`) in its place: `same` is the model itself, the most that there is; `random` has
 other weights and is of no use. All sides look earlier text up, too; `looked up` is that alone.
 
-With `--measure` nothing is fixed: the head, one with random weights, look-ups alone and no drafts at all answer the
-same turns, one behind the other, in another order each time, once the trials behind `--drafts auto` are over. `again`
-has no drafts either: by as much as it differs from `without`, engines of one process differ anyhow. What is
-compared is all the time that the answers took from their first tokens to their last, by the clock and of processors
-(which other programs disturb less, and of which a pass over several tokens takes more threads), and by the clock to
-their end, when they are stored. The interval is a bootstrap over the turns.
+With `--measure` nothing is fixed. Each turn is answered by one engine several times, in another order each time: with
+its drafts, and twice without them (`again`: by as much as that differs from `without`, equal answers differ anyhow),
+once the trials behind `--drafts auto` are over. Engines of one process that do the same differ by up to 7 %, so none is
+compared with another. What is compared is the time that answers took from their first tokens to their last (of the
+middle three fifths of the turns), by the clock and of processors (which other programs disturb less, and of which a
+pass over several tokens takes more threads), and by the clock to their end, when they are stored. The interval is a
+bootstrap over the turns. What a head takes where it never guesses, its entries, is compared apart: a model with it and
+without, on the same weights.
 """
 
 import argparse
 import itertools
 import json
+import queue
 import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
 from typing import Any, cast
@@ -41,9 +44,11 @@ from reprise.core.prompt import Prompt
 from reprise.core.settings import Settings
 from reprise.core.tokens import as_tokens
 from reprise.drafts.benefit import DraftCosts, PassCosts
+from reprise.engine.models.headed import HeadedModel, blueprint_with_head
 from reprise.engine.models.heads import FORMATS
+from reprise.engine.models.load import LoadedModel, load_model
 from reprise.engine.running.live_sequence import LiveSequence
-from reprise.engine.running.runner import TokenFailure, TokenResult
+from reprise.engine.running.runner import Runner, TokenFailure, TokenResult
 from reprise.loop import EngineClient
 from reprise.loop.worker import Worker
 
@@ -55,6 +60,8 @@ _LONG_ANSWER = 60
 """Tokens of an answer whose speed is measured, beyond where the model would end it."""
 _IDLE_S, _IDLE_SHARE = 3.0, 0.05
 _NUM_DRAWS = 2_000
+ANSWERS = ("drafts", "without", "again")
+_BLOCKS_OF_ANSWER, _TOKENS_OF_BLOCK = 8, 8
 UNITS = ("by the clock", "of processor time", "to the end")
 GREEDY = Sampling(temperature=0)
 _ids = itertools.count()
@@ -245,16 +252,30 @@ def random_head(directory: Path) -> Path:
 
 
 class TimedSide:
-    """An engine as it is, and the time of its answers."""
+    """An engine as it is, and the time of its answers with its drafts and without."""
 
     def __init__(self, model: Path, **settings: Any) -> None:
-        self.engine = EngineClient(Settings(model=str(model), is_audit_off=True, settles=False, **settings))
+        settings = {"drafts": "auto", "is_audit_off": True, "settles": False, **settings}
+        self.engine = EngineClient(Settings(model=str(model), **settings))
         self.engine.start()
         wait_until_idle()
+        self._worker = self._call(lambda worker: worker)
+        self._drafts = self._worker.drafts, self._worker.head
         self.num_drafted = self.num_accepted = 0
 
-    def times(self, turn: ReplayTurn, sampling: Sampling) -> tuple[float, ...]:
+    def _call(self, work: Callable[[Worker], Worker]) -> Worker:
+        found: queue.SimpleQueue[Worker] = queue.SimpleQueue()
+        self.engine.call(lambda worker: found.put(work(worker)))
+        return found.get(timeout=_PATIENCE_S)
+
+    def times(self, turn: ReplayTurn, sampling: Sampling, *, has_drafts: bool) -> tuple[float, ...]:
         """Seconds per token of the answer to this turn behind the first, as in `UNITS`."""
+
+        def switch(worker: Worker) -> Worker:
+            worker.drafts, worker.head = self._drafts if has_drafts else (None, None)
+            return worker
+
+        self._call(switch)
         found = ask(self.engine, turn.prompt, num=_LONG_ANSWER, stop=-1, sampling=sampling)
         self.num_drafted += found.outcome.num_drafted
         self.num_accepted += found.outcome.num_accepted
@@ -290,58 +311,91 @@ def wait_until_idle() -> None:
 
 
 def speed_interval(plain: Sequence[float], other: Sequence[float]) -> tuple[float, float]:
-    """Where 95 % of the ratios of sums lie, over turns drawn anew."""
+    """Where 95 % of the ratios of means lie, over turns drawn anew."""
     random, num = Random(1), len(plain)
     ratios = list[float]()
     for _ in range(_NUM_DRAWS):
         drawn = random.choices(range(num), k=num)
-        ratios.append(sum(plain[k] for k in drawn) / sum(other[k] for k in drawn))
+        ratios.append(trim_mean([plain[k] for k in drawn]) / trim_mean([other[k] for k in drawn]))
     ratios.sort()
     return ratios[_NUM_DRAWS // 40], ratios[-_NUM_DRAWS // 40]
 
 
 def demo_sides(folder: Path) -> dict[str, TimedSide]:
     return {
-        "without": TimedSide(DEMO, drafts="off"),
-        "again": TimedSide(DEMO, drafts="off"),
-        "looked up": TimedSide(DEMO, drafts="auto", mtp="off"),
-        "head": TimedSide(DEMO, drafts="auto", mtp=str(HEAD)),
-        "random": TimedSide(DEMO, drafts="auto", mtp=str(random_head(folder / "random"))),
+        "looked up": TimedSide(DEMO, mtp="off"),
+        "head": TimedSide(DEMO, mtp=str(HEAD)),
+        "random": TimedSide(DEMO, mtp=str(random_head(folder / "random"))),
     }
 
 
 def random_sides(folder: Path, hidden: int) -> dict[str, TimedSide]:
     model = random_model(folder, hidden)
-    return {
-        "without": TimedSide(model, drafts="off"),
-        "again": TimedSide(model, drafts="off"),
-        "looked up": TimedSide(model, drafts="auto", mtp="off"),
-        "random": TimedSide(model, drafts="auto", mtp="auto"),
-    }
+    return {"looked up": TimedSide(model, mtp="off"), "random": TimedSide(model, mtp="auto")}
 
 
 def measure(sides: Mapping[str, TimedSide], num_chats: int, num_turns: int, temperature: float) -> None:
-    """Print how many times as fast answers with a head are as those without, as measured."""
-    orders = itertools.cycle(itertools.permutations(sides))
-    times: dict[str, list[tuple[float, ...]]] = {name: [] for name in sides}
+    """Print how many times as fast answers with drafts are as those without, as measured."""
+    orders = {name: itertools.cycle(itertools.permutations(ANSWERS)) for name in sides}
+    times = {name: {answer: list[tuple[float, ...]]() for answer in ANSWERS} for name in sides}
     for number in range(num_chats):
         for seed, (turn, _) in enumerate(demo_turns(Random(800 + number), num_turns)):
-            for name in next(orders):
-                sampling = Sampling(temperature=temperature, seed=1_000 * number + seed)
-                times[name].append(sides[name].times(turn, sampling))
-    for side in sides.values():
-        side.engine.close(timeout_s=30)
+            sampling = Sampling(temperature=temperature, seed=1_000 * number + seed)
+            for name, side in sides.items():
+                # Its prompt is computed here, and the answer stored, so that all of the others repeat it.
+                side.times(turn, sampling, has_drafts=False)
+                for answer in next(orders[name]):
+                    times[name][answer].append(side.times(turn, sampling, has_drafts=answer == "drafts"))
     for name, side in sides.items():
+        side.engine.close(timeout_s=30)
+        found = times[name]
         print(
-            f"{name}: {side.num_accepted:,} of {side.num_drafted:,} guessed tokens accepted, {len(times[name])} turns"
+            f"{name}: {side.num_accepted:,} of {side.num_drafted:,} guessed tokens accepted, "
+            f"{len(found['drafts'])} turns"
         )
-        for base in ("without", "looked up"):
-            print(f"    beside {base:9}", end="")
-            columns = zip(UNITS, zip(*times[base], strict=True), zip(*times[name], strict=True), strict=True)
+        for answer in ("drafts", "again"):
+            print(f"    {answer:6} beside without", end="")
+            columns = zip(UNITS, zip(*found["without"], strict=True), zip(*found[answer], strict=True), strict=True)
             for unit, plain, own in columns:
                 low, high = speed_interval(plain, own)
-                print(f" {sum(plain) / sum(own):.3f} ({low:.3f} to {high:.3f}) {unit};", end="")
+                print(f" {trim_mean(plain) / trim_mean(own):.3f} ({low:.3f} to {high:.3f}) {unit};", end="")
             print(flush=True)
+
+
+def measure_entries(headed: LoadedModel, num_blocks: int) -> None:
+    """Print what the entries of a head take where it never guesses: runners on the same weights, in turns."""
+    model = cast(HeadedModel, headed.model).model
+    plain = replace(headed, model=model, blueprint=blueprint_with_head(model), head=None)
+    sides = {"head": headed, "without": plain, "again": plain}
+    times = {name: list[float]() for name in sides}
+    runners = {name: Runner(loaded, can_batch=True) for name, loaded in sides.items()}
+    prompt, orders = as_tokens(range(100)), itertools.cycle(itertools.permutations(sides))
+    lives: dict[str, LiveSequence] = {}
+    for block in range(num_blocks):
+        if block % _BLOCKS_OF_ANSWER == 0:
+            sampling = Sampling(temperature=3, seed=block)
+            job = Job(id="block", prompt=Prompt(tokens=prompt), max_tokens=1_000, sampling=sampling)
+            for name, runner in runners.items():
+                lives[name] = runner.begin()
+                runner.prefill([lives[name]], [prompt[:-1]])
+                runner.begin_decode(lives[name], job)
+                runner.decode([lives[name]])
+        for name in next(orders):
+            began_s = time.perf_counter()
+            for _ in range(_TOKENS_OF_BLOCK):
+                runners[name].decode([lives[name]])
+            times[name].append(time.perf_counter() - began_s)
+        if (block + 1) % _BLOCKS_OF_ANSWER == 0:
+            for name, runner in runners.items():
+                runner.stop(lives[name])
+    each = {name: trim_mean(found) / _TOKENS_OF_BLOCK for name, found in times.items()}
+    print("entries:", ", ".join(f"{name} {1e6 * seconds:.0f} us a token" for name, seconds in each.items()))
+
+
+def trim_mean(values: Sequence[float]) -> float:
+    """The mean of the middle three fifths."""
+    ordered, cut = sorted(values), len(values) // 5
+    return sum(ordered[cut : len(ordered) - cut]) / (len(ordered) - 2 * cut)
 
 
 def main() -> None:
@@ -357,6 +411,8 @@ def main() -> None:
         with tempfile.TemporaryDirectory(prefix="reprise-bench-") as folder:
             timed = random_sides(Path(folder), options.hidden) if options.hidden else demo_sides(Path(folder))
             measure(timed, options.measure, options.turns, options.temperature)
+            headed = load_model(folder, mtp="auto") if options.hidden else load_model(str(DEMO), mtp=str(HEAD))
+            measure_entries(headed, options.measure * options.turns * len(ANSWERS))
         return
     turns, costs = chats(options.chats, options.turns), COSTS[options.costs]
     with tempfile.TemporaryDirectory(prefix="reprise-bench-") as folder:

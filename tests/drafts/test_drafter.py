@@ -460,9 +460,12 @@ def test_what_is_computed_in_vain_may_lose_a_few_passes_and_then_a_small_share()
     assert 6 <= lost <= 6 + 0.005 * 2000 + 1
 
 
-@pytest.mark.parametrize(("search_s", "most"), [(0.0005, 0.011), (0.00004, 0.0041), (1.0, 0.011)])
+@pytest.mark.parametrize(("search_s", "most"), [(0.0005, 0.0075), (0.00004, 0.0041), (0.002, 0.0105), (1.0, 0.0125)])
 def test_looking_up_in_vain_takes_a_small_share_of_the_time(search_s: float, most: float) -> None:
-    """Of passes of 10 ms. On a slow device nothing is skipped for it, and a pause counts as one long look-up."""
+    """Of passes of 10 ms. On a slow device nothing is skipped for it, and a pause counts as one long look-up.
+
+    Where one takes a fifth of a pass, there is little more than one at the beginning of each answer.
+    """
     drafts = free_drafts()
     history = count_lookups(drafts)
     taken_s = 0.0
@@ -473,15 +476,15 @@ def test_looking_up_in_vain_takes_a_small_share_of_the_time(search_s: float, mos
             before = history.num_lookups
             assert proposed(request) == ([], None)
             looked_s = search_s * (history.num_lookups - before)
-            taken_s += min(looked_s, 0.001)
+            taken_s += min(looked_s, 0.0025)
             note(alone(request), [None], [1], seconds=0.01, search_s=looked_s)
             request.accept([token])
     assert taken_s / 40.0 <= most, taken_s / 40.0
     assert history.num_lookups == 4000 or search_s > 0.0001
-    # One step in 32 looks up even then, so that text that begins to repeat is found.
+    # One step in 64 looks up even then, so that text that begins to repeat is found.
     drafts.searches.add(-100)
     request, before = begin(drafts, list(range(100, 400))), history.num_lookups
-    for token in range(5000, 5064):
+    for token in range(5000, 5128):
         assert proposed(request) == ([], None)
         request.accept([token])
     assert (history.num_lookups - before, drafts.searches.is_overdrawn) == (2, True)

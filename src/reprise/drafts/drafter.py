@@ -38,11 +38,11 @@ _SELDOM = 16
 _PATIENCE = ((256, _SELDOM), (32, 4))
 """Pairs: after this many fruitless steps in a row, only one step in that many looks up, until one succeeds: text that
 repeats nothing is not slowed down, and text that begins to repeat is found a few tokens later."""
-_RARELY = 32
+_RARELY = 64
 """The same where look-ups have cost too much lately: their account then refills about as fast as they spend."""
 _LONGEST_REST = 256
 """The most answered tokens between two questions whether drafts are worth computing, while they are not."""
-_DEAREST_SEARCH = 0.1
+_DEAREST_SEARCH = 0.25
 """The most that a look-up counts, in passes over one token: one that took longer was held up by something else."""
 EARLIER_TOKENS = 1 << 17
 """About how many tokens of texts from before the start are read of a namespace."""
