@@ -131,7 +131,7 @@ STORE = (
         "self.tree.protect(walk, 0)",
     ),
     _mutant(
-        "PrefixCache._may_evict",
+        "Evictor.may_evict",
         "what is superseded goes from under a lease",
         "return all(lease.position != checkpoint.position for lease in node.leases)",
         "return True",
@@ -149,7 +149,7 @@ STORE = (
         "True",
     ),
     _mutant(
-        "PrefixCache.commit",
+        "Evictor.make_room",
         "the budget is no bound",
         "nbytes == 0",
         "nbytes < 10 ** 9",
@@ -167,21 +167,21 @@ STORE = (
         "node.segments = below",
     ),
     _mutant(
-        "PrefixCache._prune",
+        "Evictor._prune",
         "a path above an evicted end stays for ever",
         "node = self._remove(node)",
         "self._remove(node)\nreturn",
     ),
     _mutant(
-        "PrefixCache._cut_tail",
+        "Evictor._cut_tail",
         "what is left of a shortened chat can never be evicted",
-        "made = self.tree.add_checkpoint(\n"
+        "made = self._tree.add_checkpoint(\n"
         "    end, end.stop, BoundaryKind.INTERVAL, is_auxiliary=is_auxiliary, stable_at=behind.stable_at\n)\n"
-        "self.tree.inherit_uses(made)\nself.order.place(made)",
+        "self._tree.inherit_uses(made)\nself._order.place(made)",
         "",
     ),
     _mutant(
-        "PrefixCache._trim_path",
+        "Evictor._trim_path",
         "window entries that nothing needs any more stay",
         "above.stop",
         "above.start",
@@ -322,14 +322,14 @@ WORTH = (
         _POLICY,
     ),
     _mutant(
-        "PrefixCache._passed",
+        "Evictor._passed",
         "a path that fills the budget takes what is worth more to others",
         "scores[each] <= worth",
         "True",
         _POLICY,
     ),
     _mutant(
-        "PrefixCache._passed",
+        "Evictor._passed",
         "a path that fills the budget drops where its chat may have to go on",
         "each.kind in SHARED_KINDS and self._may_replace(each)",
         "self._may_replace(each)",
@@ -420,7 +420,7 @@ WORTH = (
         _POLICY,
     ),
     _mutant(
-        "PrefixCache._cut_tail",
+        "Evictor._cut_tail",
         "an end that was cut is not known to be behind its stable boundary any more",
         "self.tree.add_checkpoint(\n"
         "    end, end.stop, BoundaryKind.INTERVAL, is_auxiliary=is_auxiliary, stable_at=behind.stable_at\n)",
@@ -428,7 +428,7 @@ WORTH = (
         _POLICY,
     ),
     _mutant(
-        "PrefixCache._cut_tail",
+        "Evictor._cut_tail",
         "what a title left is a chat's once a part of it was evicted",
         "self.tree.add_checkpoint(\n"
         "    end, end.stop, BoundaryKind.INTERVAL, is_auxiliary=is_auxiliary, stable_at=behind.stable_at\n)",
@@ -497,7 +497,7 @@ PINS = (
 )
 
 ROWS = (
-    _mutant("PrefixCache._evict_least", "rows do not go first", "if self._evict_row():\n    return True", "", _ROWS),
+    _mutant("Evictor._evict_least", "rows do not go first", "if self.evict_row():\n    return True", "", _ROWS),
     _mutant(
         "PrefixCache._extend",
         "a chat that grows loses the row at its end",

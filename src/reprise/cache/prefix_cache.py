@@ -1,23 +1,22 @@
 """The prefix cache.
 
-A radix tree per namespace (`reprise.cache.tree`), an eviction order and pins, all charged to one memory budget. Lookups
-change nothing; a commit adds only what is missing; eviction never takes what a lease protects; `check()` recomputes all
-accounts. Used by one thread.
+A radix tree per namespace (`reprise.cache.tree`), what makes room in it (`reprise.cache.evictor`) and pins, all charged
+to one memory budget. Lookups change nothing; a commit adds only what is missing; eviction never takes what a lease
+protects; `check()` recomputes all accounts. Used by one thread.
 """
 
 import sys
-from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from reprise.cache.eviction import (
     EvictionOrder,
-    end_of_use,
     is_far_up,
     superseded_beside,
     superseded_on,
     unneeded,
 )
+from reprise.cache.evictor import Evictor
 from reprise.cache.logits_rows import LogitsRows
 from reprise.cache.lookup import (
     Found,
@@ -73,10 +72,6 @@ class CacheStats:
         return sum(self.evictions.values())
 
 
-def _nobody_shares(sequence: object) -> None:
-    raise AssertionError(f"entries are in the buffers of {sequence}, and nothing can close it")
-
-
 class PrefixCache:
     """Everything reusable of one model."""
 
@@ -96,10 +91,9 @@ class PrefixCache:
         self.pins = Pins(clock)
         self.rows = LogitsRows(self.memory)
         self.order = EvictionOrder(policy if policy is not None else ExpectedSaving(), self.tree, self.pins)
+        self._evictor = Evictor(self.tree, self.order, self.rows, self.pins, self.memory)
         self._clock = clock
-        self._close_idle: Callable[[object], None] = _nobody_shares
-        self.memory.reclaim_from(self.evict_one)
-        self._evictions: Counter[str] = Counter()
+        self.memory.reclaim_from(self._evictor.evict_one)
         self.is_compact = True
         """Whether nothing was stored since the last complete compaction."""
 
@@ -117,7 +111,7 @@ class PrefixCache:
             num_tokens=self.tree.totals.num_tokens,
             num_nodes=self.tree.totals.num_nodes,
             num_checkpoints=self.tree.totals.num_checkpoints,
-            evictions=dict(self._evictions),
+            evictions=dict(self._evictor.evictions),
         )
 
     # Lookups. They change nothing.
@@ -150,7 +144,7 @@ class PrefixCache:
 
     def would_evict(self, num: int) -> list[tuple[Checkpoint, EvictionCandidate]]:
         """The first `num` items that `evict_one` would evict now."""
-        return self.order.first(num, may_evict=self._may_evict)
+        return self.order.first(num, may_evict=self._evictor.may_evict)
 
     def least_score(self) -> float | None:
         """The policy's score of what `evict_one` would evict; None if nothing may be evicted."""
@@ -225,9 +219,7 @@ class PrefixCache:
     def release(self, lease: Lease) -> None:
         """Release the lease, and drop what was kept only for it. Releasing twice is a bug."""
         self.tree.unprotect(lease)
-        if not self.layout.resumes_anywhere:
-            self._trim_path(lease.node, lease.position)
-            self._prune(lease.node)
+        self._evictor.drop_kept_for(lease)
 
     def _arrive(self, match: Match) -> int:
         """Tell the policy of a request, and re-evaluate everything whose score that changes. Returns its number."""
@@ -324,15 +316,17 @@ class PrefixCache:
             new = self.order.new_candidate(
                 walk, position, nbytes, kind=kind, stable_at=stable_at, visit=visit, is_auxiliary=is_auxiliary
             )
-            replaced = self._replaced(walk, position, kind, stable_at) if needs_snapshot else []
-            admitted = None if overrides_admission else new
-            is_whole = nbytes == 0 or self._admit(nbytes, admitted, replaced)
-            if not is_whole and not is_auxiliary:
-                is_whole = self._admit_for_fallbacks(walk, nbytes, admitted)
-            if not is_whole and needs_snapshot:
-                is_whole = self._admit(nbytes, admitted, [*replaced, *self._passed(walk, position, new)])
+            is_whole = self._evictor.make_room(
+                nbytes,
+                new,
+                walk=walk,
+                position=position,
+                stable_at=stable_at,
+                has_snapshot=needs_snapshot,
+                overrides_admission=overrides_admission,
+            )
             if not is_whole:
-                position = self._stop_that_fits(walk, position, nbytes)
+                position = self._evictor.stop_that_fits(walk, position, nbytes)
                 if position == walk.length:
                     return Committed(num_tokens=0, nbytes=0, is_resumable=False)
                 tokens, kind = tokens[:position], BoundaryKind.INTERVAL
@@ -364,88 +358,6 @@ class PrefixCache:
         """
         return len(tokens) == node.stop or self.order.policy.number_of(tokens, namespace=namespace) is not None
 
-    def _replaced(self, walk: Walk, position: int, kind: BoundaryKind, stable_at: int | None) -> list[Checkpoint]:
-        """What a snapshot at `position` replaces, and nothing protects but requests that have resumed from there.
-
-        A path that has outgrown the budget could not get any longer if it needed room for both.
-        """
-        older = superseded_on(walk.nodes, position, kind, stable_at)
-        return [each for each in older if self._may_replace(each)]
-
-    def _admit_for_fallbacks(self, walk: Walk, nbytes: int, new: EvictionCandidate | None) -> bool:
-        """Make room with what this path has to fall back on, if that is enough; otherwise give up none of it.
-
-        A path that fills the budget could not get any longer.
-        """
-        on_path = (each for node in walk.nodes for each in node.checkpoints.values() if each.position <= walk.length)
-        given_up = [each for each in on_path if each.is_fallback]
-        if (self.memory.available or 0) + sum(map(self.order.own_nbytes, given_up)) < nbytes:
-            return False
-        self._keep(given_up, is_kept=False)
-        if self._admit(nbytes, new):
-            return True
-        self._keep([each for each in given_up if each.is_in_tree], is_kept=True)
-        return False
-
-    def _keep(self, checkpoints: Sequence[Checkpoint], *, is_kept: bool) -> None:
-        for each in checkpoints:
-            self.tree.keep(each, is_kept=is_kept)
-            self.order.place(each)
-
-    def _passed(self, walk: Walk, position: int, new: EvictionCandidate) -> list[Checkpoint]:
-        """What the path of a snapshot at `position` has passed and is worth less than it, the least useful first.
-
-        Other chats may share it, but a path that fills the budget could not get any longer. Stable checkpoints stay:
-        there a chat goes on whose end is rewritten.
-        """
-        below = [each for node in walk.nodes for each in node.checkpoints.values() if each.position < position]
-        passed = [each for each in below if each.kind in SHARED_KINDS and self._may_replace(each)]
-        scores = {each: self.order.policy.score(self.order.candidate(each)) for each in passed}
-        worth = self.order.policy.score(new)
-        return sorted((each for each in passed if scores[each] <= worth), key=lambda each: scores[each])
-
-    def _may_replace(self, checkpoint: Checkpoint) -> bool:
-        if self.pins.holds(checkpoint) or self._may_evict(checkpoint):
-            return False  # What may be evicted anyway makes no further room.
-        return all(lease.is_restored for lease in checkpoint.node.leases if lease.position == checkpoint.position)
-
-    def _admit(self, nbytes: int, new: EvictionCandidate | None, replaced: Sequence[Checkpoint] = ()) -> bool:
-        """Make room for `nbytes` by evicting what scores lower than `new` (None: anything); False if impossible.
-
-        If it cannot succeed, it evicts nothing, unless a beginning can be stored: then it makes room for that. What is
-        `replaced` is evicted last, and only if that is enough.
-        """
-        available = self.memory.available
-        if available is None or available >= nbytes:
-            return True
-        freed = sum(older.snapshot.nbytes for older in replaced if older.snapshot is not None)
-        if freed > 0:
-            if not self._admit(nbytes - freed, new):
-                return False
-            for older in replaced:
-                if older.is_in_tree and not self.memory.fits(nbytes):
-                    self._evict(older, "budget")
-            return self.memory.fits(nbytes)
-        most = available + self.nbytes + self.memory.nbytes(Account.LOGITS) - self.protected_nbytes()
-        most += self.memory.evictable_from_others
-        if nbytes > most:
-            if new is not None and self.layout.resumes_anywhere and new.cost * most // nbytes >= self.tree.sizes.tail:
-                self._evict_for(most, new)
-            return False
-        return self._evict_for(nbytes, new)
-
-    def _stop_that_fits(self, walk: Walk, position: int, nbytes: int) -> int:
-        """How far a path of `nbytes` more fits into free memory, if every position is resumable.
-
-        A beginning saves as much per byte as the whole. It is at least as long as what is evicted at a time, so that
-        paths do not grow by tiny steps.
-        """
-        available = self.memory.available
-        if available is None or available <= 0 or not self.layout.resumes_anywhere:
-            return walk.length
-        num = (position - walk.length) * available // nbytes
-        return walk.length + num if num >= self.tree.sizes.tail else walk.length
-
     def _extend(self, walk: Walk, tokens: Tokens, namespace: str) -> tuple[Node, ...]:
         """Add what the tree lacks of `tokens`; returns the nodes from the root to the one that holds the end."""
         path = self.tree.extend(walk, tokens, namespace)
@@ -453,7 +365,7 @@ class PrefixCache:
             end = path[-2].checkpoints.get(path[-2].stop)
             if end is not None and not self.pins.holds(end) and self.rows.at(end) is None:
                 # Only path ends are evicted where every position is resumable, and this one no longer is one.
-                self._drop(end)
+                self._evictor.drop(end)
         return path
 
     def _place_checkpoint(
@@ -501,7 +413,7 @@ class PrefixCache:
         if not self.rows.admits(nbytes + snapshot):
             return False
         while not self.memory.fits(nbytes):
-            if not self._evict_row():
+            if not self._evictor.evict_row():
                 return False
         return True
 
@@ -512,24 +424,9 @@ class PrefixCache:
             return False
         self.rows.keep(checkpoint, row)
         while self.rows.exceed_share or not self.memory.fits(0):
-            if not self._evict_row():
+            if not self._evictor.evict_row():
                 break
         return self.rows.at(checkpoint) is not None
-
-    def _evict_row(self) -> bool:
-        """Evict the least recently used row, and its checkpoint if kept only for the row. False if there is none."""
-        checkpoint = next(iter(self.rows.checkpoints()), None)
-        if checkpoint is None:
-            return False
-        self.rows.discard(checkpoint)
-        node, position = checkpoint.node, checkpoint.position
-        is_end = not node.children and position == node.stop
-        is_inner = checkpoint.kind is BoundaryKind.PROMPT_END or self.layout.resumes_anywhere
-        if is_inner and not is_end and not checkpoint.is_fallback and self._may_evict(checkpoint):
-            self._drop(checkpoint)
-            if not self.layout.resumes_anywhere:
-                self._trim_path(node, position)
-        return True
 
     # Pins.
 
@@ -594,12 +491,11 @@ class PrefixCache:
         self.order.place(made)
         return made
 
-    # Removal. Only `reset` touches what a lease protects; only `reset`, `clear` and `drop_path` touch pins. A lease
-    # protects its path, except for superseded checkpoints before its position.
+    # Removal. Only `reset` touches what a lease protects; only `reset`, `clear` and `drop_path` touch pins.
 
     def evict_one(self) -> bool:
         """Evict the item with the lowest score. False if nothing may be evicted."""
-        return self._evict_least(None)
+        return self._evictor.evict_one()
 
     def clear(self, namespace: str | None = None, *, owner: str | None = None) -> None:
         """Drop everything that no lease protects, of one namespace or all, pins included. O(size of the trees).
@@ -612,7 +508,7 @@ class PrefixCache:
                     self.pins.discard(checkpoint)
                 else:
                     self.pins.disown(checkpoint, owner)
-            self._evict_all(self.tree.roots[name], "cleared")
+            self._evictor.evict_all(self.tree.roots[name], "cleared")
             self.tree.forget_lost(subtree(self.tree.roots[name]))
             self.tree.remove_empty_root(name)
         self.order.sweep()
@@ -632,7 +528,7 @@ class PrefixCache:
         for top in nodes[1:2]:
             for checkpoint in [c for node in subtree(top) for c in node.checkpoints.values()]:
                 self.pins.discard(checkpoint)
-            self._evict_all(top, "audit")
+            self._evictor.evict_all(top, "audit")
             self.tree.forget_lost((nodes[0], *subtree(top)))
         self.order.sweep()
 
@@ -644,129 +540,6 @@ class PrefixCache:
         self.order.clear()
         self.tree.reset()
 
-    def _evict_all(self, top: Node, reason: str) -> None:
-        """Evict what may be evicted of a node and below."""
-        # Repeat: dropping the end of a path makes its new end evictable.
-        while checkpoints := [c for node in subtree(top) for c in node.checkpoints.values()]:
-            num_before = self._evictions.total()
-            for checkpoint in checkpoints:
-                if checkpoint.is_in_tree and self._may_evict(checkpoint):
-                    self._evict(checkpoint, reason)
-            if self._evictions.total() == num_before:
-                break
-
-    def _evict_for(self, nbytes: int, new: EvictionCandidate | None) -> bool:
-        """Evict until `nbytes` fit, but nothing that scores higher than `new`. False if they do not fit."""
-        score = None if new is None else self.order.policy.score(new)
-        while not self.memory.fits(nbytes):
-            missing_nbytes = nbytes - (self.memory.available or 0)
-            if not self.memory.evict_from_others(score) and not self._evict_least(new, needed=missing_nbytes):
-                return False
-        return True
-
-    def _evict_least(self, new: EvictionCandidate | None, *, needed: int = 0) -> bool:
-        if self._evict_row():
-            return True
-        checkpoint = self.order.pop(may_evict=self._may_evict, new=new, needed=needed)
-        if checkpoint is not None:
-            self._evict(checkpoint, "budget")
-        return checkpoint is not None
-
-    def _may_evict(self, checkpoint: Checkpoint) -> bool:
-        if self.pins.holds(checkpoint):
-            return False
-        node = checkpoint.node
-        if checkpoint.is_superseded and not self.layout.resumes_anywhere:
-            # Requests on this path resumed further on. If leases protected superseded checkpoints, one growing chat
-            # would fill the budget with them and have no room for its next one.
-            return all(lease.position != checkpoint.position for lease in node.leases)
-        below = node.num_leases - len(node.leases)
-        return below == 0 and all(lease.position < checkpoint.position for lease in node.leases)
-
-    def _evict(self, checkpoint: Checkpoint, reason: str) -> None:
-        self._evictions[reason] += 1
-        node, position = checkpoint.node, checkpoint.position
-        for sequence in node.sequences():
-            # Dropping entries in the buffers of a sequence frees nothing until it is closed.
-            self._close_idle(sequence)
-        is_end = not node.children and position == node.stop
-        if not self.layout.resumes_anywhere:
-            self._drop(checkpoint)
-            self.tree.note_lost(checkpoint)
-            self._trim_path(node, position)
-            self._prune(node)
-            return
-        cut = self.order.evicted_from(checkpoint)
-        self._drop(checkpoint)
-        if is_end:
-            # Only expired pins are checkpoints inside an edge here.
-            for behind in [c for c in node.checkpoints.values() if c.position > cut]:
-                self._drop(behind)
-            self._cut_tail(node, cut, behind=checkpoint)
-
-    def _drop(self, checkpoint: Checkpoint) -> None:
-        """Remove a checkpoint from the tree, the order, the rows and the pins."""
-        self.rows.discard(checkpoint)
-        self.tree.drop_checkpoint(checkpoint)
-        self.pins.discard(checkpoint)
-        self.order.remove(checkpoint)
-
-    def _cut_tail(self, leaf: Node, stop: int, *, behind: Checkpoint) -> None:
-        """Drop ``[stop, leaf.stop)``, and add a checkpoint at the path's new end so that it can be evicted.
-
-        `behind`: what was the end until now.
-        """
-        end, is_auxiliary = leaf, behind.is_auxiliary and stop > leaf.start
-        if stop > leaf.start:
-            self.tree.shorten(leaf, stop)
-        else:
-            end = self._remove(leaf)
-        if end.parent is not None and not end.children and end.stop not in end.checkpoints:
-            made = self.tree.add_checkpoint(
-                end, end.stop, BoundaryKind.INTERVAL, is_auxiliary=is_auxiliary, stable_at=behind.stable_at
-            )
-            self.tree.inherit_uses(made)
-            self.order.place(made)
-
-    def _trim_path(self, node: Node, position: int) -> None:
-        """Drop the window and chunk entries that only a checkpoint or lease at `position` needed.
-
-        O(entries that it needed and what else needs them), however long the path.
-        """
-        kinds = [kind for kind in self.layout.kinds if not isinstance(kind, Full)]
-        needs = {kind: kind.needs(position) for kind in kinds}
-        lowest = min((need.start for spans in needs.values() for need in spans), default=position)
-        above: Node | None = node
-        while above is not None and above.stop > lowest:
-            spare: dict[KvKind, list[Span]] = {}
-            for kind in kinds:
-                spare[kind] = [span for need in needs[kind] for span in unneeded(above, kind, need)]
-            self.tree.drop_entries(above, spare)
-            above = above.parent
-
-    def _prune(self, node: Node) -> None:
-        """Shorten a path to its last checkpoint or lease, removing edges as needed."""
-        while node.parent is not None and not node.children:
-            stop = end_of_use(node)
-            if stop > node.start:
-                if stop < node.stop:
-                    self.tree.shorten(node, stop)
-                    self._place_end(node)
-                return
-            node = self._remove(node)
-
-    def _remove(self, leaf: Node) -> Node:
-        """Remove a leaf; returns its parent."""
-        parent = self.tree.remove(leaf)
-        self._place_end(parent)  # Fewer paths continue from it.
-        return parent
-
-    def _place_end(self, node: Node) -> None:
-        """Re-evaluate the checkpoint at the end of this edge, if there is one: its score may have fallen."""
-        end = node.checkpoints.get(node.stop)
-        if end is not None:
-            self.order.place(end)
-
     # Sharing buffers with sequences: who has these asks the tree for segments, and replaces their payloads there.
 
     def close_idle_with(self, close_idle: Callable[[object], None]) -> None:
@@ -774,7 +547,7 @@ class PrefixCache:
 
         It must ignore running sequences: what they share is dropped, and they keep their buffers.
         """
-        self._close_idle = close_idle
+        self._evictor.close_idle = close_idle
 
     # Compaction.
 

@@ -1,7 +1,7 @@
 """The radix tree: all stored paths of one model, by namespace.
 
 `RadixTree` is the only code that changes nodes and their contents (`reprise.cache.node`), and it charges the bytes;
-what to store and what to evict is decided in `reprise.cache.prefix_cache`.
+what to store is decided in `reprise.cache.prefix_cache`, and what to evict in `reprise.cache.evictor`.
 """
 
 from bisect import bisect_left, bisect_right, insort
