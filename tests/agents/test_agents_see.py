@@ -76,6 +76,8 @@ class SeenRequests:
         self.server = server
         self.calls: list[Mapping[str, object]] = []
         self.tool = ""
+        # What an agent has left behind may still hold its images.
+        server.wait_until_idle()
         server.client.delete("/v1/cache").raise_for_status()
         server.engine.says = self.says
         self._before = {record["id"] for record in self._records()}
@@ -133,9 +135,8 @@ def assert_goes_on(seen: SeenRequests, name: str) -> None:
     """Each image is encoded once at most and stays in its place, and each request computes what is new in it."""
     # A chat's title is a request of its own: for agents a short one, perhaps with the image.
     is_agent = seen.tool != ""
-    records = [
-        record for record in seen.records() if record["prompt_tokens"] > 5000 or (record["images"] and not is_agent)
-    ]
+    everything = seen.records()
+    records = [one for one in everything if one["prompt_tokens"] > 5000 or (one["images"] and not is_agent)]
     loop = [record for record in records if record["error"] is None]
     assert sum(record["images"] != [] for record in loop) >= 2, [(one["api"], one["images"]) for one in records]
     for before, after in itertools.pairwise(loop):
@@ -143,9 +144,12 @@ def assert_goes_on(seen: SeenRequests, name: str) -> None:
         kept = after["images"][: len(known)]
         assert [(image["digest"], image["start"], image["tokens"]) for image in kept] == known
         assert all(image["reused"] for image in kept)
-        assert after["images_encoded"] == len(after["images"]) - len(known)
+        # Fewer where a title or a request that was given up has encoded it.
+        assert after["images_encoded"] <= len(after["images"]) - len(known), everything
         if after["images"]:
             assert after["prefilled"] <= after["prompt_tokens"] - before["prompt_tokens"] + SLACK, (before, after)
+    digests = {image["digest"] for record in everything for image in record["images"]}
+    assert sum(record["images_encoded"] for record in everything) == len(digests), everything
     last = loop[-1]
     print(f"\n{name}: {last['prefilled']:,} of {last['prompt_tokens']:,} tokens computed")
 
@@ -172,7 +176,7 @@ def test_claude_code_reads_an_image(
     home = tmp_path_factory.mktemp("home")
     told = run_claude(programs, seen.address, folder, home, "--allowedTools", "Read", task=TASK)
     assert json.loads(told)["result"] == ANSWER
-    assert_goes_on(seen, "Claude Code 2.1.330")
+    assert_goes_on(seen, "Claude Code 2.1.332")
     keep(recorder, "claude_code_2_1_330", "Claude Code 2.1.330", seen, folder)
 
 
@@ -192,7 +196,7 @@ def test_codex_is_given_an_image(
     codex = [str(programs / ".bin" / "codex"), "exec", "--skip-git-repo-check", "--sandbox", "danger-full-access"]
     told = run([*codex, "-i", str(folder / "a.png"), "--", TASK], folder, home)
     assert ANSWER in told
-    assert_goes_on(seen, "Codex 0.169.0")
+    assert_goes_on(seen, "Codex 0.171.0")
     keep(recorder, "codex_0_169", "Codex 0.169.0", seen, folder)
 
 

@@ -25,7 +25,7 @@ from tests.workloads.serving import Serving, serving, spoken
 
 pytestmark = pytest.mark.agents
 
-PACKAGES = {"@anthropic-ai/claude-code": "2.1.330", "@openai/codex": "0.169.0", "opencode-ai": "1.18.33"}
+PACKAGES = {"@anthropic-ai/claude-code": "2.1.332", "@openai/codex": "0.171.0", "opencode-ai": "1.18.33"}
 # What its installation would otherwise make an executable of.
 CLAUDE = Path("@anthropic-ai") / "claude-code" / "cli-wrapper.cjs"
 TASK = "What does a.txt say?"
