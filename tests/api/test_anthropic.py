@@ -345,19 +345,33 @@ async def test_what_is_wrong_is_named(change: dict[str, Any], field: str):
     assert field in body["error"]["message"]
 
 
+@pytest.mark.parametrize("kind", ["web_fetch_tool_result", "code_execution_tool_result", "tool_search_tool_result"])
+async def test_a_result_of_a_tool_that_anthropic_ran_stays_in_a_history(kind: str):
+    result = {"type": kind, "tool_use_id": "s", "content": {"type": f"{kind}_error", "error_code": "unavailable"}}
+    said = [{"type": "server_tool_use", "id": "s", "name": "web_fetch", "input": {}}, result]
+    messages = [*HI, {"role": "assistant", "content": [*said, {"type": "text", "text": "No."}]}, *HI]
+    toolset = {"type": "mcp_toolset", "mcp_server_name": "x"}
+    async with api() as a:
+        made = await a.client.post(URL, json={**BODY, "messages": messages, "tools": [toolset], "mcp_servers": []})
+        assert made.status_code == 200, made.text
+        nameless = await a.client.post(URL, json={**BODY, "tools": [{"input_schema": {"type": "object"}}]})
+    assert (nameless.status_code, "needs its `name`" in nameless.text) == (400, True)
+
+
 async def test_errors_have_anthropics_types():
     settings = Settings(model=MODEL, api_keys=("secret",))
     async with api(settings=settings) as a:
         unknown = await a.client.post(URL, json=BODY, headers={"x-api-key": "wrong"})
         known = await a.client.post(URL, json=BODY, headers={"x-api-key": "secret"})
         bearer = await a.client.post(URL, json=BODY, headers={"authorization": "Bearer secret"})
+        both = await a.client.post(URL, json=BODY, headers={"authorization": "Bearer none", "x-api-key": "secret"})
         headers = {"x-api-key": "secret"}
         model = await a.client.post(URL, json={**BODY, "model": "claude"}, headers=headers)
         a.backend.refuse = QueueFull("Full.", retry_after_s=3)
         full = await a.client.post(URL, json=BODY, headers=headers)
         a.backend.refuse = ShuttingDown("Closing.")
         closing = await a.client.post(URL, json={**BODY, "stream": True}, headers=headers)
-    assert (known.status_code, bearer.status_code) == (200, 200)
+    assert (known.status_code, bearer.status_code, both.status_code) == (200, 200, 200)
     told = [(r.status_code, r.json()["error"]["type"]) for r in (unknown, model, full, closing)]
     assert told == [
         (401, "authentication_error"),

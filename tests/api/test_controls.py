@@ -72,6 +72,10 @@ async def test_an_answer_is_held_to_each_kind_of_grammar(name: str, fields: dict
 
 async def test_completions_take_a_response_format() -> None:
     wanted = {"type": "json_schema", "json_schema": {"schema": SCHEMA, "strict": True}}
+    flat = {"type": "json_schema", "schema": SCHEMA}
+    for name in ("completions", "chat"):
+        broken, _ = await post(name, says("Hello."), response_format=flat)
+        assert broken.status_code == 500
     held, _ = await post("completions", says('{"a":1}'), response_format=wanted)
     assert text_of("completions", held.json()) == '{"a":1}'
     broken, _ = await post("completions", says("Hello."), response_format={"type": "json_object", "schema": SCHEMA})

@@ -7,6 +7,7 @@ import pytest
 from pydantic import TypeAdapter
 
 from reprise.core.errors import OutOfMemory, QueueFull, RepriseError, ShuttingDown
+from reprise.core.job import Purpose
 from reprise.core.settings import Settings
 from tests.api.servers import MODEL, api
 
@@ -38,7 +39,7 @@ WRONG: list[tuple[dict[str, Any], int, str | None]] = [
     ({"messages": HI, "stop": [5]}, 400, "stop[0]"),
     ({"messages": HI, "stop": ""}, 400, "stop"),
     ({"messages": HI, "top_k": 10_000_000}, 400, "top_k"),
-    ({"messages": HI, "top_p": 0}, 400, "top_p"),
+    ({"messages": HI, "top_p": -0.1}, 400, "top_p"),
     ({"messages": HI, "temperature": -1}, 400, "temperature"),
     ({"messages": HI, "temperature": "hot"}, 400, "temperature"),
     ({"messages": HI, "logit_bias": {"10000000": 1}}, 400, "logit_bias"),
@@ -52,7 +53,7 @@ WRONG: list[tuple[dict[str, Any], int, str | None]] = [
     ({"messages": HI, "top_logprobs": 2}, 400, "top_logprobs"),
     ({"messages": HI, "tools": [{"type": "web_search"}]}, 400, "tools[0].type"),
     ({"messages": HI, "tool_choice": "required"}, 400, "tool_choice"),
-    ({"messages": HI, "functions": []}, 400, "functions"),
+    ({"messages": HI, "functions": [{}]}, 400, "functions"),
     ({"messages": HI, "response_format": {"type": "xml"}}, 400, "response_format.type"),
     ({"messages": HI, "continue_final_message": True}, 400, "messages"),
     ({"messages": HI, "chat_template_kwargs": {"messages": []}}, 400, "chat_template_kwargs"),
@@ -84,7 +85,6 @@ async def test_wrong_bodies_are_refused_by_name(body: dict[str, Any], status: in
         b"\xff\xfe",
         b'{"messages": [' + b"[" * 100_000,
         b'{"messages": ' + b"[" * 90_000 + b"]" * 90_000 + b"}",
-        b'{"messages": [{"role": "user", "content": "\\ud800"}]}',
         b'{"messages": [{"role": "user", "content": "hi"}], "seed": ' + b"9" * 10_000 + b"}",
         b'{"messages": [{"role": "user", "content": "hi"}], "temperature": NaN}',
         b'{"messages": [{"role": "user", "content": "hi"}], "temperature": 1e999}',
@@ -98,6 +98,41 @@ async def test_bodies_that_are_no_request(content: bytes):
         assert response.status_code == 400, response.text
         assert set(response.json()["error"]) == {"message", "type", "param", "code"}
         assert (await a.client.post(URL, json={"messages": HI})).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("sent", "read"),
+    [
+        (rb"\ud83d", "\ufffd"),
+        (rb"a \uDE00b", "a \ufffdb"),
+        (rb"\ud83d\ude00 \ud83d", "\U0001f600 \ufffd"),
+        (rb"\ud83d\ud83d\ude00", "\ufffd\U0001f600"),
+        (rb"\\ud83d \ud83d", "\\ud83d \ufffd"),
+    ],
+)
+async def test_half_a_character_is_replaced(sent: bytes, read: str):
+    """JavaScript cuts text between the halves, and what was said so stays in every later request of the chat."""
+    async with api() as a:
+        content = b'{"messages": [{"role": "user", "content": "%s"}]}' % sent
+        response = await a.client.post(URL, content=content, headers={"Content-Type": "application/json"})
+        assert response.status_code == 200, response.text
+        assert f"user\n{read}<" in a.service.served.text.decode(a.backend.of(Purpose.GENERATE)[0].prompt.tokens)
+
+
+@pytest.mark.parametrize("fields", [{"top_p": 0}, {"functions": []}, {"function_call": "none"}, {"functions": None}])
+async def test_what_asks_for_nothing_is_not_refused(fields: dict[str, Any]):
+    async with api() as a:
+        response = await a.client.post(URL, json={"messages": HI, **fields})
+        assert response.status_code == 200, response.text
+        assert a.backend.of(Purpose.GENERATE)[0].sampling.top_p in (1e-6, 1.0)
+
+
+@pytest.mark.parametrize("path", ["/health", "/v1/models", "/api/version"])
+async def test_a_head_is_what_a_get_would_have(path: str):
+    async with api() as a:
+        head, whole = await a.client.head(path), await a.client.get(path)
+        assert (head.status_code, head.headers["content-type"]) == (200, whole.headers["content-type"])
+        assert (await a.client.head("/v1/chat/completions")).status_code == 405
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b'"hi"', b"null", b"5"])

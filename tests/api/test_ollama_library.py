@@ -11,6 +11,7 @@ import huggingface_hub.constants
 import pytest
 from typer.testing import CliRunner
 
+from reprise.api.ollama.library import ends_with_request
 from reprise.api.service.models import ModelBackend, Models, ServedModel
 from reprise.cli.engines import ServingEngines
 from reprise.cli.main import app
@@ -126,3 +127,11 @@ async def test_a_server_without_download_changes_nothing_on_its_disk(method: str
         refused = await a.client.request(method, path, json={"model": ID})
         assert (refused.status_code, "--download" in refused.json()["error"]) == (403, True)
     assert hub.asked == []
+
+
+@pytest.mark.parametrize(
+    ("keep_alive", "ends"),
+    [(0, True), ("0", True), ("0m", True), ("0.0s", True), ("5m", False), ("10s", False), (-1, False), (None, False)],
+)
+def test_a_time_of_none_has_any_unit(keep_alive: str | float | None, ends: bool) -> None:
+    assert ends_with_request(keep_alive) is ends

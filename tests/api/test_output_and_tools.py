@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from reprise.core.job import Purpose
 from tests.api.servers import api, says
 from tests.matrix import in_turn
 
@@ -168,3 +169,42 @@ async def test_a_schema_that_cannot_be_followed_is_refused_before_anything_is_co
     assert refused.status_code == 400
     assert "600 optional properties" in refused.text
     assert a.backend.jobs == []
+
+
+NAMES = ("look_up", "get_weather", "write")
+
+
+@pytest.mark.parametrize(
+    ("url", "tools", "allowed"),
+    [
+        (
+            "/v1/chat/completions",
+            [{"type": "function", "function": {"name": name, "parameters": PARAMETERS}} for name in NAMES],
+            lambda mode, tools: {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}},
+        ),
+        (
+            "/v1/responses",
+            [{"type": "function", "name": name, "parameters": PARAMETERS} for name in NAMES],
+            lambda mode, tools: {"type": "allowed_tools", "mode": mode, "tools": tools},
+        ),
+    ],
+    ids=["chat", "responses"],
+)
+async def test_only_the_allowed_tools_are_called_and_all_stay_in_the_prompt(
+    url: str, tools: list[dict[str, Any]], allowed: Callable[[str, list[dict[str, Any]]], dict[str, Any]]
+) -> None:
+    body = {"tools": tools, ("input" if "responses" in url else "messages"): HI}
+    # The engine of this test fails an answer that breaks its grammar.
+    async with api(says(CALL)) as a:
+        required = [
+            await a.client.post(url, json={**body, "tool_choice": allowed("required", chosen)})
+            for chosen in (tools[1:2], tools[:1], [])
+        ]
+        free = await a.client.post(url, json={**body, "tool_choice": allowed("auto", tools[:1])})
+        plain = await a.client.post(url, json=body)
+        prompts = [job.prompt.tokens.tolist() for job in a.backend.of(Purpose.GENERATE)]
+        records = (await a.client.get("/v1/cache/requests")).json()["data"]
+    assert [answer.status_code for answer in (*required, free, plain)] == [200, 500, 400, 200, 200]
+    assert all(prompt == prompts[0] for prompt in prompts)
+    noted = [record for record in records if any("only the allowed ones" in note for note in record["notes"])]
+    assert len(noted) == 1

@@ -191,6 +191,9 @@ async def test_items_reach_the_template():
         {"type": "function_call", "call_id": "c1", "name": "get_weather", "arguments": '{"city": "Rome"}'},
         {"type": "custom_tool_call", "call_id": "c2", "name": "apply_patch", "input": "*** End"},
         {"type": "web_search_call", "id": "ws_1", "status": "completed"},
+        {"type": "shell_call_output", "call_id": "c", "output": [{"stdout": "x", "outcome": {"type": "exit"}}]},
+        {"type": "tool_search_call", "call_id": "c", "arguments": {"q": "x"}},
+        {"type": "image_generation_call", "id": "i", "action": "generate", "result": "AA"},
         {"type": "function_call_output", "call_id": "c1", "output": "sunny"},
         {"type": "custom_tool_call_output", "call_id": "c2", "output": [{"type": "input_text", "text": "done"}]},
         {"type": "reasoning", "id": "rs_2", "summary": [], "encrypted_content": "gAAAAABo"},
@@ -212,6 +215,9 @@ async def test_items_reach_the_template():
     assert notes == [
         "`truncation` has no effect: prompts that are too long are refused",
         "items of type web_search_call left out: 1",
+        "items of type shell_call_output left out: 1",
+        "items of type tool_search_call left out: 1",
+        "items of type image_generation_call left out: 1",
         "items of type reasoning without readable text left out: 1",
         "unsupported server tool left out: web_search",
         "unsupported server tool left out: local_shell",
@@ -264,9 +270,37 @@ async def test_a_chat_goes_on_by_id():
     assert prompt_of(jobs[3]).index("And?") < prompt_of(jobs[3]).index("So?")
     assert third["previous_response_id"] == second["id"]
     assert kept == first
-    assert [item["content"] for item in items["data"]] == ["And?"]
+    assert [item["content"] for item in items["data"]] == [[{"type": "input_text", "text": "And?"}]]
     assert deleted["deleted"] is True
     assert gone.status_code == 404
+
+
+async def test_input_items_are_listed_in_pages():
+    given = [
+        {"role": "user", "content": "One"},
+        {"role": "assistant", "content": "Two"},
+        {"role": "user", "content": "3"},
+    ]
+    async with api() as a:
+        made = (await a.client.post(URL, json={**BODY, "input": given})).json()
+        url = f"{URL}/{made['id']}/input_items"
+        pages = [(await a.client.get(url, params={"order": "asc", "limit": 2})).json()]
+        pages.append((await a.client.get(url, params={"order": "asc", "after": pages[0]["last_id"]})).json())
+        newest = (await a.client.get(url)).json()
+        lost = await a.client.get(url, params={"after": "nobody"})
+    texts = [[item["content"][0]["text"] for item in page["data"]] for page in (*pages, newest)]
+    assert texts == [["One", "Two"], ["3"], ["3", "Two", "One"]]
+    assert [page["has_more"] for page in (*pages, newest)] == [True, False, False]
+    assert [item["content"][0]["type"] for item in pages[0]["data"]] == ["input_text", "output_text"]
+    assert lost.status_code == 400
+
+
+async def test_penalties_are_what_was_asked_for():
+    async with api() as a:
+        made = await a.client.post(URL, json={**BODY, "presence_penalty": 1.5, "frequency_penalty": -0.5, "top_p": 0})
+        sampling = a.backend.of(Purpose.GENERATE)[0].sampling
+    assert (sampling.presence_penalty, sampling.frequency_penalty) == (1.5, -0.5)
+    assert (made.json()["presence_penalty"], made.json()["frequency_penalty"]) == (1.5, -0.5)
 
 
 async def test_responses_are_kept_only_if_wanted_and_by_key():

@@ -43,6 +43,31 @@ def real() -> Iterator[httpx.Client]:
 
 # What a grammar forbids.
 
+
+@pytest.mark.parametrize(
+    "asked", [{"reasoning_effort": "none"}, {"messages": [*HI, {"role": "assistant", "content": "Well:"}]}]
+)
+def test_where_the_model_is_not_to_think_nothing_stands_before_what_a_grammar_allows(
+    real: httpx.Client, asked: dict[str, Any]
+) -> None:
+    """Its prompt ends behind thinking, or in the words to be continued, where a parser takes all for content."""
+    likely = real.post("/tokenize", json={"prompt": "\n\n\n<think>"}).json()["tokens"]
+    body = {"messages": HI, "max_tokens": 40, "guided_choice": ["yes", "no"], **asked}
+    if "messages" in asked:
+        body |= {"continue_final_message": True, "add_generation_prompt": False}
+    response = real.post(CHAT, json=body | {"logit_bias": {str(token): 50 for token in likely}})
+    message = response.json()["choices"][0]["message"]
+    assert (message["content"], message.get("reasoning_content")) in {("yes", None), ("no", None)}, message
+
+
+def test_a_pattern_that_no_grammar_has_is_left_out_unless_the_schema_is_strict(real: httpx.Client) -> None:
+    schema = {"type": "object", "properties": {"x": {"type": "string", "pattern": "^(?!a).*$"}}}
+    for is_strict, status in ((False, 200), (True, 400)):
+        wanted = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema, "strict": is_strict}}
+        response = real.post(CHAT, json={"messages": HI, "max_tokens": 4, "response_format": wanted})
+        assert response.status_code == status, response.text
+
+
 STRUCTURED: list[dict[str, Any]] = [
     {"response_format": {"type": "json_object"}},
     {"guided_choice": ["yes", "no"]},

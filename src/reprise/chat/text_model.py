@@ -83,6 +83,10 @@ class TextModel:
         start, end = self.think_start, self.think_end
         return start is not None and end is not None and text.rfind(start) > text.rfind(end)
 
+    def ends_thinking(self, text: str) -> bool:
+        """Whether thinking has ended in a text, as templates write it where the model is not to think."""
+        return self.think_end is not None and self.think_end in text and not self.opens_thinking(text)
+
 
 def refuse_if_too_long(text: str, text_model: TextModel, *, context: int | None, param: str = "messages") -> None:
     """Raise ContextTooLong for a prompt whose text alone shows that it is longer than the context."""

@@ -203,6 +203,10 @@ _REPETITION_CONTEXT = 8192
 """The context of a `repetition_penalty` in `generation_config.json`, which has no limit of its own."""
 
 
+_LEAST_TOP_P = 1e-6
+"""What 0 stands for: it keeps only the likeliest token, as does its neighbourhood."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingDefaults:
     """Defaults for requests, by the field names of `Sampling`; `by_flag` overrides `by_model`."""
@@ -216,6 +220,8 @@ class SamplingDefaults:
         """The sampling of a request with the parameters `given` (None: not set), and their origins by name."""
         said = {name: value for name, value in given.items() if value is not None}
         values: dict[str, Any] = {**self.by_model, **self.by_flag, **said}
+        if values.get("top_p") == 0:
+            values["top_p"] = _LEAST_TOP_P
         origins = {
             name: Origin.REQUEST
             if name in said

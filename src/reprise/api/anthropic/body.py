@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from reprise.api.http.body import Body
 from reprise.api.wire.controls import AnswerControls
@@ -34,6 +34,11 @@ class CacheControl(Body):
     ttl: Literal["5m", "1h"] | None = None
 
 
+def _in_list(content: Any) -> Any:
+    """Results of tools that Anthropic runs have one object where others have a list."""
+    return [content] if isinstance(content, dict) else content
+
+
 class Block(Body):
     """A content block of any type. The type decides which fields it needs."""
 
@@ -45,7 +50,7 @@ class Block(Body):
     name: str | None = None
     input: dict[str, Any] | None = None
     tool_use_id: str | None = None
-    content: "str | list[Block] | None" = None
+    content: "Annotated[str | list[Block] | None, BeforeValidator(_in_list)]" = None
     is_error: bool | None = None
     source: dict[str, Any] | str | None = None
     title: str | None = None
@@ -64,7 +69,8 @@ class AnthropicTool(Body):
     """A tool of the client's (`type` "custom" or none), or one that Anthropic hosts or knows."""
 
     type: str | None = None
-    name: Annotated[str, Field(min_length=1, max_length=256)]
+    name: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+    """Sets of tools that Anthropic hosts have none."""
     description: str | None = None
     input_schema: dict[str, Any] | None = None
     cache_control: CacheControl | None = None
@@ -117,5 +123,5 @@ class MessagesBody(CountBody):
     stop_sequences: list[str] | None = None
     stream: bool | None = None
     temperature: Annotated[float, Field(ge=0, le=100)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=-1)] | None = None

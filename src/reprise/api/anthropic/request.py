@@ -61,7 +61,7 @@ def prompt_of(body: CountBody, asked: Asked) -> AnthropicPrompt:
         notes=(
             *notes,
             *transcript.notes,
-            *(f"unsupported server tool left out: {tool.name} ({tool.type})" for tool in hosted),
+            *(f"unsupported server tool left out: {tool.name or 'all'} ({tool.type})" for tool in hosted),
         ),
     )
 
@@ -110,6 +110,8 @@ def _transcript(body: CountBody, tools: list[AnthropicTool], unread: UnreadParts
 
 
 def _tool(tool: AnthropicTool, where: str) -> dict[str, Any]:
+    if tool.name is None:
+        raise BadRequest("A tool needs its `name`.", param=f"{where}.name")
     if tool.input_schema is None:
         raise BadRequest(f"The tool {tool.name!r} needs an `input_schema`.", param=f"{where}.input_schema")
     described = {} if tool.description is None else {"description": tool.description}

@@ -12,6 +12,10 @@ from reprise.api.http.page import DOCS, PREFIX
 from reprise.api.http.web_access import WebAccess
 from reprise.core.errors import RepriseError
 
+_HEAD_PATHS = frozenset(
+    {"/", "/health", "/health/live", "/health/ready", "/metrics", "/v1/models", "/api/tags", "/api/version"}
+)
+"""What is also asked for its head alone: by `wget --spider`, by what watches whether a server is up."""
 _OPEN_PATHS = frozenset({"/", DOCS, "/health", "/health/live", "/health/ready"})
 """What answers without a key: a load balancer has none, and the pages ask for one."""
 
@@ -43,12 +47,11 @@ def _digest(key: str) -> bytes:
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
 
 
-def key_of(headers: Headers) -> str | None:
-    """The key that a request brings: OpenAI's `Authorization: Bearer …`, or Anthropic's `x-api-key`."""
+def keys_of(headers: Headers) -> list[str | None]:
+    """The keys that a request brings: OpenAI's `Authorization: Bearer …`, then Anthropic's `x-api-key`."""
     scheme, _, token = headers.get("authorization", "").partition(" ")
-    if scheme.lower() == "bearer" and token.strip() != "":
-        return token.strip()
-    return headers.get("x-api-key")
+    bearer = [token.strip()] if scheme.lower() == "bearer" and token.strip() != "" else []
+    return [*bearer, headers.get("x-api-key")]
 
 
 class Guard:
@@ -67,6 +70,9 @@ class Guard:
                 self._access.check_host(scope["headers"])
                 self._access.check_origin(scope["method"], scope["path"], scope["headers"])
                 scope = self._with_namespace(scope)
+                if scope["method"] == "HEAD" and scope["path"] in _HEAD_PATHS:
+                    # The HTTP server sends no body for it.
+                    scope = {**scope, "method": "GET"}
             except RepriseError as error:
                 await error_response(problem_of(error), self._shapes.of(scope))(scope, receive, send)
                 return
@@ -75,7 +81,8 @@ class Guard:
     def _with_namespace(self, scope: Scope) -> Scope:
         if scope["path"] in _OPEN_PATHS or scope["path"].startswith(PREFIX):
             return scope
-        namespace = self._keys.namespace(key_of(Headers(scope=scope)))
+        known = map(self._keys.namespace, keys_of(Headers(scope=scope)))
+        namespace = next((each for each in known if each is not None), None)
         if namespace is None:
             raise Unauthorized("Invalid or missing API key. Send `Authorization: Bearer KEY` or `x-api-key: KEY`.")
         return {**scope, "reprise.namespace": namespace}

@@ -72,11 +72,12 @@ def unknown_fields(body: Body, *, ignored: frozenset[str], refused: Mapping[str,
     """The fields of a body that have no effect, as notes for the record.
 
     `ignored` are documented to be without effect; any other unknown field is noted by name, so that a misspelt one
-    can be found. `refused` would change the answer in a way that is not offered: a sentence for each. Null is absence.
+    can be found. `refused` would change the answer in a way that is not offered: a sentence for each. Null is absence,
+    as are an empty list and "none".
     """
     notes: list[str] = []
     for name, value in (body.model_extra or {}).items():
-        if value is None:
+        if value is None or value in ([], "none"):
             continue
         if name in refused:
             raise BadRequest(f"`{name}` is not supported. {refused[name]}", param=name)

@@ -4,6 +4,7 @@ Both change what is on the disk of the server, so they are for servers that were
 """
 
 import asyncio
+import re
 import threading
 from collections.abc import AsyncGenerator
 from contextlib import nullcontext, suppress
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from reprise.engine.models.hub import Download
 
 _TOLD_EVERY_S = 0.25
+_NO_TIME = re.compile(r"0+(\.0*)?(ns|us|µs|ms|s|m|h)?")
+"""A duration of Go's that is none."""
 _MOST = 4
 """Downloads at a time: each has a thread, which does not end with its client."""
 _RUNNING = threading.BoundedSemaphore(_MOST)
@@ -36,7 +39,7 @@ router = api_router("Ollama", errors=OllamaErrorBody)
 
 def ends_with_request(keep_alive: str | float | None) -> bool:
     """Whether a model that is kept so long is unloaded as soon as it has answered."""
-    return keep_alive in (0, "0", "0s")
+    return keep_alive == 0 or (isinstance(keep_alive, str) and _NO_TIME.fullmatch(keep_alive) is not None)
 
 
 def dismiss_after(name: str | None, keep_alive: str | float | None, call: RouteCall) -> None:

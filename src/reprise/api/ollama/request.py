@@ -109,10 +109,8 @@ def _sampling(options: Options) -> dict[str, Any]:
             raise BadRequest(f"`options.{name}` is not supported. Leave it out.", param=f"options.{name}")
     fields: dict[str, Any] = {
         name: getattr(options, name)
-        for name in ("temperature", "top_k", "min_p", "seed", "stop", "presence_penalty", "frequency_penalty")
+        for name in ("temperature", "top_p", "top_k", "min_p", "seed", "stop", "presence_penalty", "frequency_penalty")
     }
-    # 0 keeps only the likeliest token, as does its neighbourhood.
-    fields["top_p"] = None if options.top_p is None else max(options.top_p, 1e-6)
     if options.num_predict is not None and options.num_predict > 0:
         fields["max_tokens"] = options.num_predict
     if options.repeat_last_n != 0:

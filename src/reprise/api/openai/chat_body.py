@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from reprise.api.http.body import AnswerBound, Body
-from reprise.api.openai.fields import CacheOptions, Retention, SamplingFields
+from reprise.api.openai.fields import AllowedMode, CacheOptions, Retention, SamplingFields
 from reprise.api.wire.controls import ThinkingSwitch
 
 IGNORED = frozenset(
@@ -92,6 +92,18 @@ class NamedTool(Body):
     function: NamedFunction
 
 
+class AllowedTools(Body):
+    mode: AllowedMode
+    tools: list[dict[str, Any]]
+
+
+class AllowedChoice(Body):
+    """Some of the tools; all of them stay in the prompt."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedTools
+
+
 class StreamOptions(Body):
     include_usage: bool | None = None
 
@@ -117,7 +129,7 @@ class ResponseFormat(Body):
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchemaFormat | None = None
     schema_: dict[str, Any] | None = Field(default=None, alias="schema")
-    """llama.cpp's, beside `json_object`."""
+    """llama.cpp's, which has no `json_schema` around it."""
 
 
 class ChatBody(SamplingFields):
@@ -131,7 +143,7 @@ class ChatBody(SamplingFields):
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0)] | None = None
     tools: list[ToolSpec] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | AllowedChoice | None = None
     parallel_tool_calls: bool | None = None
     response_format: ResponseFormat | None = None
     thinking: ThinkingSwitch | bool | None = None

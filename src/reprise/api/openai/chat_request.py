@@ -7,6 +7,7 @@ from reprise.api.http.body import answer_bound, plain
 from reprise.api.openai.chat_body import (
     IGNORED,
     REFUSED,
+    AllowedChoice,
     ChatBody,
     ChatFields,
     ChatMessage,
@@ -15,7 +16,14 @@ from reprise.api.openai.chat_body import (
     ResponseFormat,
     ToolSpec,
 )
-from reprise.api.openai.fields import num_choices_of, prewarms, retained_for_s, sampling_of
+from reprise.api.openai.fields import (
+    allowed_choice,
+    allowed_notes,
+    num_choices_of,
+    prewarms,
+    retained_for_s,
+    sampling_of,
+)
 from reprise.api.service.exchange import ServiceRequest
 from reprise.api.service.served import Asked
 from reprise.api.service.unread import Speaker, UnreadParts
@@ -57,6 +65,7 @@ def service_request_of(body: ChatBody, asked: Asked) -> ServiceRequest:
     asked.check_num(messages=len(body.messages), tools=len(body.tools or ()))
     sampling, origins = sampling_of(body, asked, logprobs=_num_logprobs(body, asked.limits.max_top_logprobs))
     is_prewarm = prewarms(body.prompt_cache_options)
+    tool_choice = _tool_choice(body)
     bounds = (body.max_completion_tokens, body.max_tokens, body.n_predict)
     messages, until = body.messages, None
     if is_prewarm and messages and all(message.role in ("system", "developer") for message in messages):
@@ -84,7 +93,7 @@ def service_request_of(body: ChatBody, asked: Asked) -> ServiceRequest:
         stop_tokens=stop_tokens_of(body, asked),
         stops=asked.stops(body.stop),
         thinking_budget=_thinking_budget(body),
-        tool_choice=_tool_choice(body),
+        tool_choice=tool_choice,
         streams_calls=body.stream is True,
         allows_parallel_calls=body.parallel_tool_calls is not False,
         grammar=grammar,
@@ -92,7 +101,7 @@ def service_request_of(body: ChatBody, asked: Asked) -> ServiceRequest:
         prediction=body.prediction.text if body.prediction is not None else "",
         chat=body.prompt_cache_key,
         retain_for_s=retained_for_s(body.prompt_cache_retention, body.prompt_cache_options),
-        notes=notes,
+        notes=(*notes, *allowed_notes(tool_choice, body.tool_choice)),
     )
 
 
@@ -196,6 +205,9 @@ def _part(part: ContentPart, at: int, where: str, unread: UnreadParts) -> str | 
 def _tool_choice(body: ChatBody) -> str | Mapping[str, Any]:
     if body.tool_choice is None:
         return "auto"
+    if isinstance(body.tool_choice, AllowedChoice):
+        allowed = body.tool_choice.allowed_tools
+        return allowed_choice(allowed.mode, allowed.tools)
     if isinstance(body.tool_choice, NamedTool):
         return body.tool_choice.model_dump()
     return body.tool_choice
@@ -237,6 +249,8 @@ def response_grammar(wanted: ResponseFormat | None) -> Grammar | None:
         return None
     if wanted.type == "json_object":
         return json_object() if wanted.schema_ is None else json_schema(wanted.schema_)
+    if wanted.json_schema is None and wanted.schema_ is not None:
+        return json_schema(wanted.schema_)
     if wanted.json_schema is None or wanted.json_schema.schema_ is None:
         raise BadRequest("`response_format` needs `json_schema.schema`.", param="response_format.json_schema")
     return json_schema(wanted.json_schema.schema_, is_strict=wanted.json_schema.strict is True)

@@ -3,13 +3,15 @@
 The latter are documented in the types of the `openai` package, which are made from OpenAI's own specification.
 """
 
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal, cast
 
 from pydantic import Field
 
 from reprise.api.http.body import AnswerBound, Body
 from reprise.api.service.served import Asked
 from reprise.api.wire.controls import AnswerControls
+from reprise.chat.grammars.tool_grammar import ALLOWED_TOOLS
 from reprise.core.errors import BadRequest
 from reprise.core.job import Origin, Sampling
 
@@ -26,7 +28,7 @@ class SamplingFields(AnswerControls):
     adapters: str | None = None
     """mlx-lm's name for the adapter that the model is to have."""
     temperature: Annotated[float, Field(ge=0, le=100)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_p: Probability | None = None
     top_k: Annotated[int, Field(ge=-1)] | None = None
     """-1 and 0 are off."""
     min_p: Probability | None = None
@@ -101,6 +103,23 @@ def num_choices_of(fields: SamplingFields, asked: Asked) -> int:
     if count > most:
         raise BadRequest(f"`n` is {count}; at most {most} answers are returned.", param="n")
     return count
+
+
+AllowedMode = Literal["auto", "required"]
+
+
+def allowed_choice(mode: AllowedMode, tools: Sequence[Mapping[str, Any]]) -> str | Mapping[str, Any]:
+    """The choice among some of the tools, of which all stay in the prompt. Only a call that is required is held to."""
+    if mode == "auto":
+        return "auto"
+    named = (tool.get("function") if isinstance(tool.get("function"), dict) else tool for tool in tools)
+    return {"type": ALLOWED_TOOLS, "names": [cast("Mapping[str, Any]", each).get("name") for each in named]}
+
+
+def allowed_notes(choice: str | Mapping[str, Any], given: object) -> tuple[str, ...]:
+    """What is to be said of a choice that came as `given`."""
+    is_free = choice == "auto" and not isinstance(given, str | None)
+    return ("`tool_choice`: the model may call any tool, not only the allowed ones",) if is_free else ()
 
 
 Retention = Literal["in_memory", "in-memory", "24h"]

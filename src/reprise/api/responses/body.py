@@ -1,11 +1,11 @@
 """The body of `POST /v1/responses`. Every field that is not here is refused by name, ignored, or noted."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from reprise.api.http.body import AnswerBound, Body, Needs
-from reprise.api.openai.fields import CacheOptions, Retention
+from reprise.api.openai.fields import AllowedMode, CacheOptions, Penalty, Probability, Retention
 from reprise.api.wire.controls import AnswerControls, ThinkingSwitch
 
 IGNORED = frozenset(
@@ -35,6 +35,18 @@ class ItemPart(Body):
     refusal: str | None = None
 
 
+READ = frozenset(
+    {
+        "message",
+        "reasoning",
+        *("function_call", "custom_tool_call", "local_shell_call", "computer_call"),
+        *("function_call_output", "custom_tool_call_output", "local_shell_call_output", "computer_call_output"),
+        *("compaction", "compaction_summary", "item_reference"),
+    }
+)
+"""The types of items that have an effect; all others are left out."""
+
+
 class Item(Body):
     """An input item of any type; which fields it needs depends on that."""
 
@@ -52,6 +64,17 @@ class Item(Body):
     summary: list[ItemPart] | None = None
     encrypted_content: str | None = None
 
+    @model_validator(mode="before")
+    @classmethod
+    def _as_it_is(cls, value: Any) -> Any:
+        """An item that is left out may have anything in fields that others have."""
+        if not isinstance(value, dict):
+            return value
+        item = cast("dict[str, Any]", value)
+        if item.get("type", "message") in READ:
+            return item
+        return {name: each for name, each in item.items() if name in ("type", "id") or name not in cls.model_fields}
+
 
 class ResponseTool(Body):
     """A tool. Those of type `function` and `custom` are the client's own, and a `namespace` has such `tools`."""
@@ -66,8 +89,12 @@ class ResponseTool(Body):
 
 
 class ToolReference(Body):
+    """One tool, or with the type `allowed_tools` several."""
+
     type: str
     name: str | None = None
+    mode: AllowedMode | None = None
+    tools: list[dict[str, Any]] | None = None
 
 
 class ReasoningOptions(Body):
@@ -116,7 +143,9 @@ class ResponsesBody(AnswerControls):
     include: list[str] | None = None
     max_output_tokens: AnswerBound | None = None
     temperature: Annotated[float, Field(ge=0, le=100)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_p: Probability | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
     top_logprobs: Annotated[int, Field(ge=0)] | None = None
     truncation: Literal["disabled", "auto"] | None = None
     """"auto" would drop items in the middle of the chat. Nothing is dropped here: what is too long is refused."""

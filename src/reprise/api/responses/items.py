@@ -6,7 +6,7 @@ assistant messages, whose text has to be what it was.
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from reprise.api.responses.body import Item, ItemPart
@@ -178,6 +178,16 @@ def speaker_of(item: Item) -> Speaker:
     if item.type.startswith("compaction"):
         return "user"
     return "tool" if item.type.endswith("_output") else "assistant"
+
+
+def as_listed(item: Mapping[str, Any], *, item_id: str) -> dict[str, Any]:
+    """An input item as it is listed: a message's text is a part."""
+    listed = {"id": item_id, "type": "message", **item}
+    content = listed.get("content")
+    if listed["type"] != "message" or not isinstance(content, str):
+        return listed
+    kind = "output_text" if listed.get("role") == "assistant" else "input_text"
+    return {**listed, "status": "completed", "content": [{"type": kind, "text": content}]}
 
 
 def item_nbytes(item: dict[str, Any]) -> int:

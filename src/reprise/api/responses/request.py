@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from reprise.api.http.body import answer_bound
-from reprise.api.openai.fields import prewarms, retained_for_s
+from reprise.api.openai.fields import allowed_notes, prewarms, retained_for_s
 from reprise.api.responses.body import IGNORED, REFUSED, Item, ResponsesBody
 from reprise.api.responses.items import MessageWriter, speaker_of
 from reprise.api.responses.store import Stored
@@ -37,9 +37,9 @@ def service_request_of(body: ResponsesBody, earlier: Sequence[Item], asked: Aske
     notes = checked_notes(body, asked, ignored=IGNORED, refused=REFUSED)
     check_stream_options(body.stream_options, stream=body.stream)
     _check(body)
-    given = body.tools or []
-    tools = own_tools(given)
-    asked.check_num(tools=max(len(given), len(tools)))
+    given_tools = body.tools or []
+    tools = own_tools(given_tools)
+    asked.check_num(tools=max(len(given_tools), len(tools)))
     tool_choice = tool_choice_of(body, tools)
     grammar = grammar_of(body, (_grammar(body),))
     items = (*earlier, *input_items(body))
@@ -50,7 +50,8 @@ def service_request_of(body: ResponsesBody, earlier: Sequence[Item], asked: Aske
     for at, item in enumerate(input_items(body)):
         writer.add(item, f"input[{at}]")
     asked.check_num(messages=len(writer.messages), param="input")
-    sampling, origins = asked.served.sampling.sampling({"temperature": body.temperature, "top_p": body.top_p})
+    given = {name: getattr(body, name) for name in ("temperature", "top_p", "presence_penalty", "frequency_penalty")}
+    sampling, origins = asked.served.sampling.sampling(given)
     return ServiceRequest(
         id=body.request_id,
         api="responses",
@@ -72,9 +73,10 @@ def service_request_of(body: ResponsesBody, earlier: Sequence[Item], asked: Aske
         retain_for_s=retained_for_s(body.prompt_cache_retention, body.prompt_cache_options),
         notes=(
             *notes,
+            *allowed_notes(tool_choice, body.tool_choice),
             *([_TRUNCATION] if body.truncation == "auto" else []),
             *writer.notes,
-            *(f"unsupported server tool left out: {kind[:64]}" for kind in hosted_tools(given)),
+            *(f"unsupported server tool left out: {kind[:64]}" for kind in hosted_tools(given_tools)),
         ),
     )
 

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import Header, Query
 from starlette.responses import Response
@@ -12,6 +12,7 @@ from reprise.api.http.encoding import JsonResponse
 from reprise.api.http.errors import Problem, openai_shape, problem_of
 from reprise.api.http.sse import comment_line, event_lines
 from reprise.api.responses.body import InputTokensBody, ResponsesBody
+from reprise.api.responses.items import as_listed
 from reprise.api.responses.reply import Event, OutputItems, ResponseExchange, status_of
 from reprise.api.responses.request import (
     earlier_items,
@@ -125,17 +126,31 @@ async def delete_response(response_id: str, call: OfModel) -> dict[str, Any]:
 
 
 @router.get("/v1/responses/{response_id}/input_items")
-async def list_input_items(response_id: str, call: OfModel) -> dict[str, Any]:
-    """The items that a response answered, newest first."""
+async def list_input_items(
+    response_id: str,
+    call: OfModel,
+    order: Literal["asc", "desc"] = "desc",
+    limit: Annotated[int, Query(ge=1)] = 100,
+    after: str | None = None,
+) -> dict[str, Any]:
+    """The items that a response answered, by default newest first. `after`: the id of the one before them."""
     entry = call.context.responses.get(response_id, namespace=call.namespace)
     own = entry.items[len(entry.items) - entry.num_input :]
-    items = [{"id": f"{response_id}_{at}", "type": "message", **item} for at, item in enumerate(own)][::-1]
+    found = [as_listed(item, item_id=f"{response_id}_{at}") for at, item in enumerate(own)]
+    found = found[::-1] if order == "desc" else found
+    ids = [item["id"] for item in found]
+    if after is not None and after not in ids:
+        raise BadRequest(
+            f"`after` names the item {after[:80]!r}, which is not among those of this response.", param="after"
+        )
+    found = found[0 if after is None else ids.index(after) + 1 :]
+    items = found[:limit]
     return {
         "object": "list",
         "data": items,
         "first_id": items[0]["id"] if items else None,
         "last_id": items[-1]["id"] if items else None,
-        "has_more": False,
+        "has_more": len(items) < len(found),
     }
 
 

@@ -8,7 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from reprise.api.openai.fields import allowed_choice
 from reprise.api.responses.body import ResponsesBody, ResponseTool, ToolReference
+from reprise.chat.grammars.tool_grammar import ALLOWED_TOOLS
 from reprise.chat.tools import begun_object
 from reprise.core.errors import BadRequest
 
@@ -68,9 +70,11 @@ def tool_choice_of(body: ResponsesBody, tools: Sequence[Mapping[str, Any]]) -> s
         raise BadRequest("`tool_choice` requires a call, but there are no tools. Send `tools`.", param="tool_choice")
     if not isinstance(choice, ToolReference):
         return choice
+    if choice.type == ALLOWED_TOOLS:
+        return allowed_choice(choice.mode or "auto", choice.tools or [])
     if choice.type not in ("function", "custom") or choice.name is None:
         raise BadRequest(
-            "`tool_choice` is 'auto', 'none', 'required', or names a tool of type 'function' or 'custom'.",
+            "`tool_choice` is 'auto', 'none', 'required', or names tools of type 'function' or 'custom'.",
             param="tool_choice",
         )
     return {"type": "function", "function": {"name": choice.name}}

@@ -9,6 +9,7 @@ from reprise.chat.answers.answer_format import AnswerFormat
 from reprise.chat.answers.stop import StopWatch
 from reprise.chat.call_format import ModelCalls
 from reprise.chat.request import ChatRequest
+from reprise.chat.templates.rendered import Rendered
 from reprise.chat.text_model import TextModel
 from reprise.core.errors import BadRequest
 from reprise.core.job import NO_LINEAGE, Constraint, Job, Lineage, Purpose, Thinking
@@ -20,9 +21,10 @@ _NUM_CONTEXT = 8
 
 
 def answer_format_of(
-    request: ServiceRequest, text: TextModel, tokens: Tokens, *, is_thinking_open: bool, default_budget: int | None
+    request: ServiceRequest, text: TextModel, tokens: Tokens, *, rendered: Rendered | None, default_budget: int | None
 ) -> AnswerFormat:
     """How the answer to this request, whose prompt is `tokens`, is to be read."""
+    is_thinking_open = rendered is not None and rendered.is_thinking_open
     context = tuple(int(token) for token in tokens[-_NUM_CONTEXT:] if token >= 0)
     if request.stop_tokens:
         text = replace(text, eos=text.eos | request.stop_tokens)
@@ -40,6 +42,7 @@ def answer_format_of(
         text,
         stops=request.stops,
         is_thinking_open=is_thinking_open,
+        is_thinking_over=rendered is not None and rendered.is_thinking_over,
         is_content_open=request.prompt.continue_final and not is_thinking_open,
         tools=tuple(request.prompt.tools),
         tool_choice=request.tool_choice,

@@ -214,7 +214,7 @@ class ChatService:
             request,
             self.served.text,
             prompt.tokens,
-            is_thinking_open=rendered is not None and rendered.is_thinking_open,
+            rendered=rendered,
             default_budget=self.settings.thinking_budget,
         )
         constraint = await self._constraint(request, answer_format)
@@ -441,7 +441,7 @@ class ChatService:
                 tool_choice=answer_format.tool_choice,
                 parallel=request.allows_parallel_calls,
             )
-            return None if chosen is None else served.grammars.begin(chosen, thinking=answer_format.thinking)
+            return None if chosen is None else served.grammars.begin(chosen, thinking=answer_format.thinking_to_come)
 
         if grammar is None and answer_format.tool_choice in ("auto", "none"):
             return None

@@ -5,6 +5,7 @@ it is parsed, and large ones are parsed on another thread.
 """
 
 import asyncio
+import re
 from collections.abc import Callable, Coroutine
 from contextlib import AbstractContextManager
 from functools import partial
@@ -170,6 +171,11 @@ class _ReceivedBody:
 _MAX_ON_LOOP_NBYTES = 32_768
 """What is parsed on the event loop takes a few milliseconds there."""
 _BOM = b"\xef\xbb\xbf"
+_ESCAPE = re.compile(
+    rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(?P<half>\\u[dD][89a-fA-F][0-9a-fA-F]{2})|\\.",
+    re.DOTALL,
+)
+"""An escape in JSON; two of them that are one character count as one."""
 
 
 def parse_body(raw: bytes, adapter: TypeAdapter[BaseModel], *, limits: Limits, context: int | None) -> BaseModel:
@@ -179,8 +185,9 @@ def parse_body(raw: bytes, adapter: TypeAdapter[BaseModel], *, limits: Limits, c
     by the first error.
     """
     _check_shape(raw, limits=limits, context=context)
+    raw = raw.removeprefix(_BOM)
     try:
-        value: object = from_json(raw.removeprefix(_BOM))
+        value = _from_json(raw)
     except ValueError as error:
         raise InvalidJson(f"The body is not valid JSON: {error}.") from None
     check_numbers(value)
@@ -189,6 +196,17 @@ def parse_body(raw: bytes, adapter: TypeAdapter[BaseModel], *, limits: Limits, c
     except ValidationError as error:
         found = [{**each, "loc": ("body", *each["loc"])} for each in error.errors(include_url=False)]
         raise RequestValidationError(found, body=value) from None
+
+
+def _from_json(raw: bytes) -> object:
+    """The value of a JSON text. Half a character, as in text that was cut in JavaScript, is replaced by U+FFFD."""
+    try:
+        return from_json(raw)
+    except ValueError:
+        whole = _ESCAPE.sub(lambda found: rb"\ufffd" if found["half"] is not None else found[0], raw)
+        if whole == raw:
+            raise
+        return from_json(whole)
 
 
 def _check_shape(raw: bytes, *, limits: Limits, context: int | None) -> None:

@@ -15,14 +15,16 @@ class AnswerFormat:
     """The format of the answers to one request.
 
     `tools` and `tool_choice` are those of the request: without tools, or with "none", tool markup is content.
-    `is_thinking_open`: the prompt ends inside thinking; `is_content_open`: inside content to be continued. `context`
-    are the prompt's last tokens (a few suffice), needed where the answer continues a text.
+    `is_thinking_open`: the prompt ends inside thinking; `is_thinking_over`: behind it; `is_content_open`: inside
+    content to be continued. `context` are the prompt's last tokens (a few suffice), needed where the answer continues a
+    text.
     """
 
     text: TextModel
     _: KW_ONLY
     stops: Sequence[str] = ()
     is_thinking_open: bool = False
+    is_thinking_over: bool = False
     is_content_open: bool = False
     tools: Sequence[Mapping[str, Any]] = ()
     tool_choice: str | Mapping[str, Any] | None = None
@@ -32,6 +34,11 @@ class AnswerFormat:
     """A call is emitted when it is complete, and not as it is written."""
     min_tokens: int = 0
     """Stop strings are not looked for in this many tokens."""
+
+    @property
+    def thinking_to_come(self) -> Thinking | None:
+        """How the model may think before what it says; None where the prompt has it say that at once."""
+        return None if self.is_thinking_over or self.is_content_open else self.thinking
 
     @property
     def has_tools(self) -> bool:

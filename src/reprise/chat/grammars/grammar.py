@@ -20,6 +20,7 @@ from llguidance.gbnf_to_lark import any_to_lark
 from reprise.chat.answers.markup import is_harmony
 from reprise.chat.grammars.compiling import Compiled, GrammarCompiler, check_length
 from reprise.chat.grammars.constraint import AfterThinking, MatcherConstraint
+from reprise.chat.grammars.text_schema import with_known_patterns
 from reprise.chat.text_model import TextModel
 from reprise.core.errors import BadRequest
 from reprise.core.job import Constraint, Thinking
@@ -64,6 +65,8 @@ def json_schema(schema: Mapping[str, Any] | bool, *, is_strict: bool = True, par
         schema = {}
     if not isinstance(schema, Mapping):
         raise BadRequest("The JSON schema of the answer must be an object.", param=param)
+    if not is_strict:
+        schema = cast("Mapping[str, Any]", with_known_patterns(schema))
     check_properties(schema, param=param)
     options = {**JSON_OPTIONS, "lenient": not is_strict}
     return _grammar({"json_schema": {**schema, "x-guidance": options}}, param=param)

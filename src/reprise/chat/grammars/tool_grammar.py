@@ -48,6 +48,8 @@ from reprise.chat.text_model import TextModel
 from reprise.chat.tools import function_of
 from reprise.core.errors import BadRequest
 
+ALLOWED_TOOLS = "allowed_tools"
+"""The type of a choice among the `names` of some of the tools."""
 ToolChoice = str | Mapping[str, Any] | None
 
 _ANY_TEXT = r"/(.|\n)*/"
@@ -124,7 +126,8 @@ def call_grammar(
             else "This model's chat template takes no tools, so the model would not see them."
         )
         raise BadRequest(f"{reason} tool_choice can only be 'auto' or 'none'.", param="tool_choice")
-    is_repeated = parallel and tool_choice == "required" and form.is_parallel
+    is_one = isinstance(tool_choice, Mapping) and tool_choice.get("type") != ALLOWED_TOOLS
+    is_repeated = parallel and not is_one and form.is_parallel
     grammar = _grammar(text_model, form, functions, is_repeated=is_repeated)
     return replace(grammar, is_whole=form.words_name != "")
 
@@ -135,6 +138,11 @@ def _chosen(functions: Sequence[dict[str, Any]], tool_choice: str | Mapping[str,
         if len(named) == 0:
             raise BadRequest("tool_choice is 'required', but the request has no tools.", param="tool_choice")
         return named
+    if isinstance(tool_choice, Mapping) and tool_choice.get("type") == ALLOWED_TOOLS:
+        names: Collection[object] = tool_choice["names"]
+        if chosen := [function for function in named if function["name"] in names]:
+            return chosen
+        raise BadRequest("tool_choice allows no function that is in tools.", param="tool_choice")
     if isinstance(tool_choice, Mapping):
         function: object = tool_choice.get("function")
         # The responses API names the function without the inner object.

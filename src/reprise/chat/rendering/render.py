@@ -157,6 +157,7 @@ class Renderer:
             text=text,
             tokenized=tokenized,
             is_thinking_open=self._text_model.opens_thinking(text[from_char:]),
+            is_thinking_over=self._text_model.ends_thinking(text[from_char:]),
             parts_of=parts_of,
             notes=(*notes, *missed),
             dates=dates.texts(moment),

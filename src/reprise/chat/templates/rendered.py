@@ -47,10 +47,10 @@ class Rendered:
 
     `context` is how it was rendered, `history` the messages before they were put into the form that the template takes.
     `parts_of`: finds its parts when they are first asked for, which is after the answer.
-    `is_thinking_open`: the prompt ends inside thinking. `dates` are the date texts that the template was given.
-    `previous` is the latest rendering known of the same chat, for explanations; it has no `previous` itself. `number`:
-    later renderings have a higher one. `follows_summary`: it quotes one of the last answers, as a chat does that
-    continues from its summary.
+    `is_thinking_open`: the prompt ends inside thinking; `is_thinking_over`: behind it. `dates` are the date texts that
+    the template was given. `previous` is the latest rendering known of the same chat, for explanations; it has no
+    `previous` itself. `number`: later renderings have a higher one. `follows_summary`: it quotes one of the last
+    answers, as a chat does that continues from its summary.
     """
 
     context: RenderContext
@@ -59,6 +59,7 @@ class Rendered:
     text: str
     tokenized: TokenizedText
     is_thinking_open: bool
+    is_thinking_over: bool
     parts_of: Callable[[], tuple[PromptPart, ...]]
     notes: tuple[str, ...] = ()
     dates: tuple[str, ...] = ()
