@@ -261,6 +261,7 @@ def test_a_cancelled_response_says_so_and_is_not_followed() -> None:
         steps.allow(12)
         cancelled = client.post(f"{address}/cancel").json()
         assert cancelled["status"] == "cancelled" == client.get(address).json()["status"]
+        assert cancelled["error"] is None
         assert client.post(f"{address}/cancel").json() == cancelled
         last = events_in(client.get(address, params={"stream": True}).text)[-1]
         assert '"status":"cancelled"' in last

@@ -232,8 +232,9 @@ class ResponseExchange:
     def failed(self, problem: Problem) -> dict[str, Any]:
         """The response that broke off."""
         self.output.finish(status="incomplete")
-        is_cancelled = problem.code == RequestCancelled.code
-        return self.response("cancelled" if is_cancelled else "failed", problem=problem)
+        if problem.code == RequestCancelled.code:
+            return self.response("cancelled")  # Which is no error, in OpenAI's API.
+        return self.response("failed", problem=problem)
 
 
 def status_of(ended: AnswerEnd) -> str:
