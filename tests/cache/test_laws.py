@@ -357,3 +357,20 @@ def test_nothing_is_evicted_for_what_the_leases_leave_no_room_for() -> None:
     done = trial.commit((9, *BASE[:10]), pinned_until=5.0)
     assert done is not None and done.is_resumable
     trial.judge()
+
+
+def test_a_commit_takes_nothing_for_its_own_that_lies_beside_its_path() -> None:
+    """The edge in which both part has another chat's checkpoints behind that place, which its request protects."""
+    trial = CacheTrial(Layout(kinds=(), has_snapshots=True), 3 * SNAPSHOT_NBYTES)
+    long, short = (1, 2, 1, 1, 0, 2, 0, 1, 1), (9, 9, 9)
+    trial.commit(long[:5], kind=BoundaryKind.LAST_USER)
+    trial.request(long[:6])
+    trial.commit(long, kind=BoundaryKind.SYSTEM)
+    trial.request((*long, 2))
+    trial.release(0)
+    trial.commit(short)
+    trial.request((*short, 1))
+    trial.commit((1, 0, 0, 1, 2, 2, 0, 1), kind=BoundaryKind.LAST_USER)
+    trial.judge()
+    for path in (long[:5], long, short):
+        assert trial.cache.lookup(as_tokens(path), len(path))[0] == len(path)

@@ -24,7 +24,15 @@ from tests.models.tiny import tiny_model
 class OneOfSeveral(DrivenEngine):
     """A model of several, driven like a single one."""
 
-    def __init__(self, name: str, thread: EngineThread, *, disk_block: int | None = None, **settings: Any) -> None:  # pyright: ignore[reportMissingSuperCall]
+    def __init__(  # pyright: ignore[reportMissingSuperCall]
+        self,
+        name: str,
+        thread: EngineThread,
+        *,
+        disk_block: int | None = None,
+        is_pinned: bool = False,
+        **settings: Any,
+    ) -> None:
         architecture, *_ = name.split(":")
         self.name = name
         self.settings = Settings(model=str(tiny_model(architecture)), is_audit_off=True, **settings)  # pyright: ignore[reportArgumentType]
@@ -39,6 +47,7 @@ class OneOfSeveral(DrivenEngine):
             nbytes=weights(architecture),
             shares_from=256,
             disk_block=disk_block,
+            is_pinned=is_pinned,
         )
 
     def load(self) -> LoadedModel:

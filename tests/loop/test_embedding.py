@@ -207,11 +207,36 @@ def test_where_there_is_no_room_the_job_fails_and_the_next_is_served() -> None:
     assert isinstance(large.exception(), OutOfMemory) and small.exception() is None
 
 
-def test_what_has_no_room_together_is_computed_one_by_one() -> None:
+def test_what_has_no_room_together_is_computed_in_parts_for_which_nothing_else_goes() -> None:
     one = _ClockedQueue(_model(), budget=200_000)
+    one.queue.kept = VectorCache(one.memory, most_nbytes=1)
+    asked: list[int] = []
+    one.memory.reclaim_from(lambda: asked.append(1) is not None)
     large = one.add(_job(0, *[_input(*range(10, 50), n) for n in range(60, 100)]))
     one.steps()
-    assert large.result().num_passes == 40
+    assert 1 < large.result().num_passes < 40 and not asked
+
+
+def test_what_is_to_be_unloaded_begins_no_pass() -> None:
+    one = _ClockedQueue(_model())
+    answer = one.add(_job(0, _input(10)))
+    one.queue.step(num_others=0, is_closed=True)
+    assert not answer.done() and one.queue.num_in_pass == 0 and one.queue.waits_since_s == 0.0
+    one.steps()
+    assert answer.done()
+
+
+def test_a_pass_that_nobody_waits_for_any_longer_goes_with_its_jobs() -> None:
+    one = _ClockedQueue(_model(), max_queue=1, tick_s=1.0)
+    answer = one.add(_job(0, _input(*range(10, 40))))
+    one.queue.step(num_others=1)
+    assert one.queue.num_in_pass == 1, "a piece of it is computed"
+    answer.cancel()
+    assert one.queue.num_in_pass == 0
+    # Nor does it fill the queue.
+    again = one.add(_job(1, _input(11)))
+    one.steps()
+    assert again.result().num_passes == 1 and one.queue.kept.find("", key_of(_input(*range(10, 40)))) is None
 
 
 def test_no_job_fails_for_another_in_its_pass() -> None:
@@ -330,6 +355,49 @@ def test_an_embedder_that_has_answered_those_it_was_loaded_for_gives_way_at_once
                 client.ready().result(60)
             assert client.embed(_job(turn, _input(10 + turn))).result(60).num_tokens == 3
         assert [client.status().num_loads for client in clients] == [3, 3]
+
+
+@pytest.mark.parametrize("wants", ["another model", "its memory"])
+def test_an_embedder_that_always_has_jobs_gives_way(wants: str) -> None:
+    room = max((folder / "model.safetensors").stat().st_size for folder in (embedder("bert"), tiny_model("llama")))
+    limits = ModelLimits(most_nbytes=room + 1000, turn_s=0.1, arrival_s=0.1)
+    with _engines("llama", "bert", budget=room + (64 << 20), limits=limits) as (other, client):
+        client.ready().result(60)
+        is_over, numbers = threading.Event(), itertools.count()
+
+        def ask() -> None:
+            while not is_over.is_set():
+                number = next(numbers)
+                given = [_input(*range(10, 40), 50 + number % 100, 50 + each) for each in range(20)]
+                client.embed(_job(number, *given, namespace=str(number))).result(60)
+
+        asking = [threading.Thread(target=ask) for _ in range(4)]
+        for each in asking:
+            each.start()
+        _until(lambda: next(numbers) > 20)
+        try:
+            (other.ready() if wants == "another model" else client.dismiss()).result(20)
+        finally:
+            is_over.set()
+            for each in asking:
+                each.join()
+
+
+def test_what_was_given_up_loads_nothing() -> None:
+    room = max((folder / "model.safetensors").stat().st_size for folder in (embedder("bert"), tiny_model("llama")))
+    limits = ModelLimits(most_nbytes=room + 1000, turn_s=0.1, arrival_s=0.1)
+    with _engines("llama", "bert", budget=room + (64 << 20), limits=limits) as (other, client):
+        client.ready().result(60)
+        other.ready().result(60)
+        held = threading.Event()
+        other.call(lambda worker: held.wait(60))
+        given_up = [client.embed(_job(0, _input(10))), client.ready()]
+        for each in given_up:
+            each.cancel()
+        held.set()
+        # Longer than the other one is kept for a request.
+        threading.Event().wait(0.4)
+        assert client.status().weights is WeightsState.UNLOADED and client.status().num_loads == 1
 
 
 def test_what_waits_when_the_server_stops_hears_of_it() -> None:

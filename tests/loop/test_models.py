@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 import weakref
+from concurrent.futures import Future
 from pathlib import Path
 
 import mlx.core as mx
@@ -16,7 +17,8 @@ import pytest
 from reprise.api.service.settling import Settling
 from reprise.core.backend import WeightsState
 from reprise.core.errors import LoadFailed, RepriseError, ShuttingDown
-from reprise.core.events import Event, Progress, Sampled
+from reprise.core.events import Event, FinishReason, Progress, Sampled
+from reprise.core.job import Purpose
 from reprise.core.prompt import Prompt
 from reprise.core.settings import Settings
 from reprise.core.sizes import Bytes
@@ -29,7 +31,7 @@ from reprise.memory import SharedMemory
 from reprise.schedule.models import ModelLimits
 from tests.loop.driving import PATIENCE_S, DrivenEngine, SubmittedJob
 from tests.loop.restarts import words
-from tests.loop.several import cold, on_disk, serving, serving_one_at_a_time, weights
+from tests.loop.several import OneOfSeveral, cold, on_disk, serving, serving_one_at_a_time, weights
 from tests.models.tiny import tiny_model
 
 KINDS = ("llama", "qwen3_5", "gemma3_text")
@@ -246,6 +248,51 @@ def test_a_model_that_somebody_has_asked_to_be_loaded_is_kept_until_they_come() 
         model.submit(words(4, 20), num=2).wait()
         assert model.loop.status().num_loads == 2
         waiting.wait()
+
+
+def test_weights_that_go_for_others_while_their_model_settles_are_not_run() -> None:
+    """Those of the other fit beside them, but not beside what the settle has computed as well."""
+    nbytes = weights("llama") + weights("qwen3_5")
+    limits = ModelLimits(most_nbytes=nbytes)
+    with serving("llama", "qwen3_5", nbytes=nbytes + 320_000, limits=limits, prefill_chunk=32) as (model, other):
+        model.submit(words(1, 40), num=3).wait()
+        num_steps, ready = itertools.count(), list[Future[LoadedModel]]()
+
+        def hear(event: Event) -> None:
+            if isinstance(event, Progress) and next(num_steps) == 19:
+                ready.append(other.loop.ready())
+
+        settle = model.submit(words(2, 900), purpose=Purpose.SETTLE, on_event=hear).wait()
+        assert settle.end.reason is FinishReason.CANCELLED
+        ready[0].result(PATIENCE_S)
+        assert model.submit(words(3, 40), num=3).wait().tokens == cold("llama", [words(3, 40)], num=3)[0]
+
+
+def test_a_model_is_not_unloaded_for_what_its_own_step_needs() -> None:
+    thread = EngineThread(SharedMemory(weights("llama") + weights("qwen3_5") + 320_000))
+    model = OneOfSeveral("llama", thread, prefill_chunk=64)
+    other = OneOfSeveral("qwen3_5", thread, is_pinned=True, prefill_chunk=64)
+    model.loop.start()
+    try:
+        other.ready()
+        model.submit(words(1, 40), num=3).wait()
+        settle = model.submit(words(2, 1000), purpose=Purpose.SETTLE).wait()
+        assert settle.end.error is None and model.state is WeightsState.READY
+        assert model.num_leases() == 0
+        assert model.ask(lambda worker: worker.runner.num_sequences == len(worker.sequences.idle))
+        model.check()
+    finally:
+        for each in (model, other):
+            each.loop.close(now=True, timeout_s=PATIENCE_S)
+
+
+def test_weights_that_came_just_now_do_not_go_first() -> None:
+    nbytes = sum(map(weights, KINDS)) + 300_000
+    with serving(*KINDS, nbytes=nbytes, prefill_chunk=64) as (model, older, newest):
+        older.ready().submit(words(1, 10), num=1).wait()
+        newest.ready()
+        model.submit(words(2, 900), num=20).wait()
+        assert (older.state, newest.state) == (WeightsState.UNLOADED, WeightsState.READY)
 
 
 @pytest.mark.matrix

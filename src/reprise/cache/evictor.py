@@ -80,7 +80,7 @@ class Evictor:
             return True
         if not new.is_auxiliary and self._admit_for_fallbacks(walk, nbytes, admitted):
             return True
-        return has_snapshot and self._admit(nbytes, admitted, [*replaced, *self._passed(walk, position, new)])
+        return has_snapshot and self._admit(nbytes, admitted, [*replaced, *self._passed(walk, new)])
 
     def _replaced(self, walk: Walk, position: int, kind: BoundaryKind, stable_at: int | None) -> list[Checkpoint]:
         """What a snapshot at `position` replaces, and nothing protects but requests that have resumed from there.
@@ -88,7 +88,8 @@ class Evictor:
         A path that has outgrown the budget could not get any longer if it needed room for both.
         """
         older = superseded_on(walk.nodes, position, kind, stable_at)
-        return [each for each in older if self._may_replace(each)]
+        # The last node may go on beside the path: what lies there is another chat's.
+        return [each for each in older if each.position <= walk.length and self._may_replace(each)]
 
     def _admit_for_fallbacks(self, walk: Walk, nbytes: int, new: EvictionCandidate | None) -> bool:
         """Make room with what this path has to fall back on, if that is enough; otherwise give up none of it.
@@ -110,14 +111,14 @@ class Evictor:
             self._tree.keep(each, is_kept=is_kept)
             self._order.place(each)
 
-    def _passed(self, walk: Walk, position: int, new: EvictionCandidate) -> list[Checkpoint]:
-        """What the path of a snapshot at `position` has passed and is worth less than it, the least useful first.
+    def _passed(self, walk: Walk, new: EvictionCandidate) -> list[Checkpoint]:
+        """What the path of a snapshot has passed and is worth less than it, the least useful first.
 
         Other chats may share it, but a path that fills the budget could not get any longer. Stable checkpoints stay:
         there a chat goes on whose end is rewritten.
         """
-        below = [each for node in walk.nodes for each in node.checkpoints.values() if each.position < position]
-        passed = [each for each in below if each.kind in SHARED_KINDS and self._may_replace(each)]
+        on_path = (each for node in walk.nodes for each in node.checkpoints.values() if each.position <= walk.length)
+        passed = [each for each in on_path if each.kind in SHARED_KINDS and self._may_replace(each)]
         scores = {each: self._order.policy.score(self._order.candidate(each)) for each in passed}
         worth = self._order.policy.score(new)
         return sorted((each for each in passed if scores[each] <= worth), key=lambda each: scores[each])

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -156,12 +156,18 @@ class EmbeddingQueue:
         return len(self._jobs)
 
     @property
+    def num_in_pass(self) -> int:
+        """Jobs of which something is being computed."""
+        return len({id(running) for each in self._rows for running, _ in each.places if not running.is_over})
+
+    @property
     def waits_since_s(self) -> float | None:
         """When the longest-waiting job arrived; None: no job waits."""
         return min((running.arrived_s for running in self._jobs.values()), default=None)
 
     def add(self, job: EmbeddingJob, answer: Future[EmbeddingResult], arrived_s: float) -> None:
         """Queue a job, whose `answer` is resolved with its vectors, or with the error."""
+        self.drop_unwanted()
         if len(self._jobs) >= self._max_queue:
             _fail(answer, QueueFull(f"{len(self._jobs)} requests for embeddings are waiting. Try again in a moment."))
             return
@@ -181,11 +187,11 @@ class EmbeddingQueue:
             same.places.append((running, place))
         self._finish_complete()
 
-    def step(self, *, num_others: int) -> None:
-        """Compute for as long as others may wait, at least a piece of a pass."""
+    def step(self, *, num_others: int, is_closed: bool = False) -> None:
+        """Compute for as long as others may wait, at least a piece of a pass. `is_closed`: no pass is begun."""
         since_s = self._clock()
-        self._drop_unwanted()
-        if self._pass is None and not self._begin(num_others):
+        self.drop_unwanted()
+        if self._pass is None and (is_closed or not self._begin(num_others)):
             return
         stall_s = self._stall_s / (1 + num_others)
         try:
@@ -219,13 +225,15 @@ class EmbeddingQueue:
         for running in self._jobs.values():
             assert running.missing == sum(each is running for each, _ in waiting), running.job.id
 
-    def _drop_unwanted(self) -> None:
-        """Forget jobs whose clients have disconnected."""
+    def drop_unwanted(self) -> None:
+        """Forget jobs whose clients have disconnected, and the pass if it was for these alone."""
         for key in [key for key, each in self._waiting.items() if not each.is_wanted]:
             del self._waiting[key]
         for running in [running for running in self._jobs.values() if running.is_over]:
             del self._jobs[running.job.id]
             self._note({"num_cancelled": 1})
+        if self._pass is not None and not any(each.is_wanted for each in self._rows):
+            self._pass, self._rows = None, []
 
     def _begin(self, num_others: int) -> bool:
         """Begin a pass over the input that waits longest and others of like length. False if none waits."""
@@ -241,8 +249,11 @@ class EmbeddingQueue:
                 break
             length = longest
             rows.append(each)
-        loaded, inputs = self._loaded(), [each.input for each in rows]
-        embedding = EmbeddingPass(loaded, inputs, chunk=most, evaluates=num_others > 0)
+        embedding = self._pass_over(rows, most, num_others)
+        # Fewer at once, before caches and idle models go for room that there is not.
+        while len(rows) > 1 and embedding.nbytes > self._most_room:
+            rows = rows[: len(rows) // 2]
+            embedding = self._pass_over(rows, most, num_others)
         for each in rows:
             del self._waiting[each.namespace, each.key]
         self._rows, self._pass_s = rows, 0.0
@@ -257,6 +268,15 @@ class EmbeddingQueue:
             running.started_s = now_s if running.started_s is None else running.started_s
         self._pass = embedding.run()
         return True
+
+    def _pass_over(self, rows: Sequence[_WaitingInput], most: int, num_others: int) -> EmbeddingPass:
+        return EmbeddingPass(self._loaded(), [each.input for each in rows], chunk=most, evaluates=num_others > 0)
+
+    @property
+    def _most_room(self) -> float:
+        """Bytes that a pass may have at most, if all went that can be evicted."""
+        memory = self._memory
+        return float("inf") if memory.budget is None else memory.budget - memory.kept_nbytes - memory.kept_by_others
 
     def _most_tokens(self, num_others: int) -> int:
         if num_others == 0 or self._tokens_per_s is None:

@@ -59,6 +59,8 @@ class EngineThread:
         """Why nothing is computed any more; None while the thread works, and if it ended because all models are
         closed."""
         self._num_steps = 0
+        self._stepping: ModelEngine | None = None
+        """The model whose step runs: its weights do not go for it."""
         self._is_blocked = False
         """The last step did nothing, so the next one waits for a command or a timeout."""
         self._wakes_in_s: float | None = None
@@ -210,14 +212,18 @@ class EngineThread:
             self._unload(self._engines[name])
         if step.load is not None:
             self._load_in_background(self._engines[step.load])
-        if step.run is not None:
-            engine = self._engines[step.run]
+        # The other that is loaded may have taken the room of its weights.
+        if step.run is not None and self._engines[step.run].is_loaded:
+            engine = self._stepping = self._engines[step.run]
             self._num_steps += 1
-            engine.step(
-                number=self._num_steps,
-                num_others=sum(other.num_running > 0 for other in self._engines.values() if other is not engine),
-                is_closed=step.run in step.closed,
-            )
+            try:
+                engine.step(
+                    number=self._num_steps,
+                    num_others=sum(other.is_busy for other in self._engines.values() if other is not engine),
+                    is_closed=step.run in step.closed,
+                )
+            finally:
+                self._stepping = None
             if not engine.stays_loaded and not engine.has_work:
                 # When it is to be unloaded was not known while it ran.
                 self._wakes_in_s = 0.0
@@ -349,11 +355,12 @@ class EngineThread:
 
     def _unload_one(self) -> bool:
         """Unload the least recently used idle model, when nothing is left to evict. False if none."""
-        states = [state for engine in self._engines.values() if not (state := engine.state()).is_pinned]
-        idle = [s for s in states if s.is_loaded and not s.is_used and not s.has_requests]
+        states = [engine.state() for engine in self._engines.values() if engine is not self._stepping]
+        idle = [s for s in states if s.is_loaded and not (s.is_pinned or s.is_used or s.has_requests)]
         if not idle:
             return False
-        self._unload(self._engines[min(idle, key=lambda state: state.asked_s).name])
+        # One that was loaded just now is about to be asked.
+        self._unload(self._engines[min(idle, key=lambda state: max(state.asked_s, state.loaded_s)).name])
         return True
 
 

@@ -256,12 +256,15 @@ class ModelEngine:
     def state(self) -> ModelState:
         """The model's state for `decide_models`."""
         weights, worker = self._weights, self._worker
+        weights.wanted = [(since_s, answer) for since_s, answer in weights.wanted if not answer.cancelled()]
+        if worker is not None and not self.is_loaded:
+            worker.embedding.drop_unwanted()
         requests = [r for r in worker.requests.values() if not r.is_settle] if worker is not None else []
         waits_s = [r.arrived_s for r in requests if r.is_waiting] + [since_s for since_s, _ in weights.wanted]
         num_embedding, since_s = (
             (0, None) if worker is None else (len(worker.embedding), worker.embedding.waits_since_s)
         )
-        if since_s is not None and not self.is_loaded:
+        if since_s is not None:
             waits_s.append(since_s)
         has_work = worker is not None and self.is_loaded and worker.has_work
         base = self._base()
@@ -317,12 +320,17 @@ class ModelEngine:
 
     @property
     def num_running(self) -> int:
-        """Requests with live state, settling jobs not counted."""
+        """Requests with live state, settling jobs not counted, and embedding jobs of the pass that runs."""
         worker = self._worker
-        if worker is None:
+        if worker is None or not self.is_loaded:
             return 0
-        num_embedding = len(worker.embedding) if self.is_loaded else 0
-        return num_embedding + sum(not request.is_settle for request in worker.requests.running)
+        return worker.embedding.num_in_pass + sum(not request.is_settle for request in worker.requests.running)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether steps of other models are to be short for it."""
+        worker = self._worker
+        return self.num_running > 0 or (worker is not None and self.is_loaded and len(worker.embedding) > 0)
 
     @property
     def preemption(self) -> Preemption | None:
@@ -361,7 +369,7 @@ class ModelEngine:
             # A bug: fail the jobs and keep the thread.
             log.exception("a step of the engine failed")
             worker.fail_all(EngineFailed(f"The engine failed: {error}"))
-        if self.num_running > 0:
+        if self.is_busy:
             self._weights.asked_s = time.monotonic()
         # Between two tokens little changes that a watcher could see; a step follows as long as a request decodes.
         phases = [(name, type(request.phase)) for name, request in worker.requests.items()]

@@ -226,7 +226,7 @@ class Worker:
         assert THIS_THREAD.is_engine
         reach(Failpoint.STEP, self)
         if len(self.embedding) > 0:
-            self.embedding.step(num_others=self.num_others)
+            self.embedding.step(num_others=self.num_others, is_closed=self.is_closed)
             return
         if self._trial is not None and len(self.requests) > 0:
             self._trial.postpone()
@@ -677,6 +677,7 @@ class Worker:
             if request.is_settle:
                 self.cancel(request.id)
         assert not self.requests.running, "running requests need the weights"
+        self.embedding.drop_unwanted()
         self.audit.give_up()
         self._give_up_trial()
         weights = ref(self.runner.loaded.model)
