@@ -236,7 +236,7 @@ class EmbeddingQueue:
             self._pass, self._rows = None, []
 
     def _begin(self, num_others: int) -> bool:
-        """Begin a pass over the input that waits longest and others of like length. False if none waits."""
+        """Begin a pass over the input that waits longest and others of like length. False if there is none to begin."""
         if not self._waiting:
             return False
         most = self._most_tokens(num_others)
@@ -254,6 +254,8 @@ class EmbeddingQueue:
         while len(rows) > 1 and embedding.nbytes > self._most_room:
             rows = rows[: len(rows) // 2]
             embedding = self._pass_over(rows, most, num_others)
+        if num_others > 0 and embedding.nbytes > self._most_room:
+            return False  # There will be room when the others have answered.
         for each in rows:
             del self._waiting[each.namespace, each.key]
         self._rows, self._pass_s = rows, 0.0
