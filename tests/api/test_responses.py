@@ -295,6 +295,13 @@ async def test_input_items_are_listed_in_pages():
     assert lost.status_code == 400
 
 
+@pytest.mark.parametrize("kind", [[], {}, 5, True])
+async def test_a_type_that_is_no_text_is_refused_by_name(kind: object):
+    async with api() as a:
+        made = await a.client.post(URL, json={**BODY, "input": [{"type": kind, "content": "x"}]})
+    assert (made.status_code, made.json()["error"]["param"]) == (400, "input[0].type")
+
+
 async def test_penalties_are_what_was_asked_for():
     async with api() as a:
         made = await a.client.post(URL, json={**BODY, "presence_penalty": 1.5, "frequency_penalty": -0.5, "top_p": 0})

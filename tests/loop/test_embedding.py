@@ -227,6 +227,17 @@ def test_what_has_no_room_waits_while_others_answer_and_fails_when_nobody_else_h
     assert isinstance(answer.exception(), OutOfMemory)
 
 
+def test_what_else_a_failed_job_asked_for_is_not_computed() -> None:
+    one = _ClockedQueue(_model(), budget=20_000)
+    failed = one.add(_job(0, _input(*range(10, 400)), _input(11)))
+    one.queue.step(num_others=0)
+    assert isinstance(failed.exception(), OutOfMemory)
+    answer = one.add(_job(1, _input(12)))
+    one.steps()
+    assert answer.result().num_passes == 1
+    assert [one.queue.kept.find("", key_of(_input(token))) is not None for token in (11, 12)] == [False, True]
+
+
 def test_what_is_to_be_unloaded_begins_no_pass() -> None:
     one = _ClockedQueue(_model())
     answer = one.add(_job(0, _input(10)))

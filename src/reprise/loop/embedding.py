@@ -167,7 +167,8 @@ class EmbeddingQueue:
 
     def add(self, job: EmbeddingJob, answer: Future[EmbeddingResult], arrived_s: float) -> None:
         """Queue a job, whose `answer` is resolved with its vectors, or with the error."""
-        self.drop_unwanted()
+        if len(self._jobs) >= self._max_queue:
+            self.drop_unwanted()
         if len(self._jobs) >= self._max_queue:
             _fail(answer, QueueFull(f"{len(self._jobs)} requests for embeddings are waiting. Try again in a moment."))
             return
@@ -227,11 +228,14 @@ class EmbeddingQueue:
 
     def drop_unwanted(self) -> None:
         """Forget jobs whose clients have disconnected, and the pass if it was for these alone."""
-        for key in [key for key, each in self._waiting.items() if not each.is_wanted]:
-            del self._waiting[key]
-        for running in [running for running in self._jobs.values() if running.is_over]:
+        over = [running for running in self._jobs.values() if running.is_over]
+        if not over:
+            return
+        for running in over:
             del self._jobs[running.job.id]
             self._note({"num_cancelled": 1})
+        for key in [key for key, each in self._waiting.items() if not each.is_wanted]:
+            del self._waiting[key]
         if self._pass is not None and not any(each.is_wanted for each in self._rows):
             self._pass, self._rows = None, []
 
@@ -341,8 +345,10 @@ class EmbeddingQueue:
     def _end_job(self, running: _RunningJob, error: RepriseError) -> None:
         if self._jobs.pop(running.job.id, None) is not None:
             self._note({"num_failed": 1})
-        for each in self._waiting.values():
+        for key, each in list(self._waiting.items()):
             each.places[:] = [place for place in each.places if place[0] is not running]
+            if not each.places:
+                del self._waiting[key]
         _fail(running.answer, error)
 
 

@@ -71,7 +71,8 @@ class Item(Body):
         if not isinstance(value, dict):
             return value
         item = cast("dict[str, Any]", value)
-        if item.get("type", "message") in READ:
+        kind = item.get("type", "message")
+        if not isinstance(kind, str) or kind in READ:
             return item
         return {name: each for name, each in item.items() if name in ("type", "id") or name not in cls.model_fields}
 
