@@ -217,13 +217,15 @@ def test_what_has_no_room_together_is_computed_in_parts_for_which_nothing_else_g
     assert 1 < large.result().num_passes < 40 and not asked
 
 
-def test_what_has_no_room_waits_while_others_answer_and_fails_when_nobody_else_has_any() -> None:
+@pytest.mark.parametrize(("num_others", "after_s"), [(0, 0.0), (1, 60.0)])
+def test_what_has_no_room_waits_while_others_answer_for_a_while(num_others: int, after_s: float) -> None:
     one = _ClockedQueue(_model(), budget=20_000)
     answer = one.add(_job(0, _input(*range(10, 400))))
     one.queue.step(num_others=1)
     one.queue.check()
     assert not answer.done() and one.queue.num_in_pass == 0
-    one.queue.step(num_others=0)
+    one.now_s += after_s
+    one.queue.step(num_others=num_others)
     assert isinstance(answer.exception(), OutOfMemory)
 
 

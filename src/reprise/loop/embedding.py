@@ -34,6 +34,8 @@ MOST_TOKENS = 4096
 _LEAST_TOKENS = 64
 _WINDOW = 512
 """How many waiting inputs are searched for those that fit into a pass."""
+_WAITS_FOR_ROOM_S = 60.0
+"""How long an input waits for room that others have, who may always have it."""
 _OVERHEAD_NBYTES = 200
 """What a kept vector takes beside its numbers."""
 
@@ -258,7 +260,8 @@ class EmbeddingQueue:
         while len(rows) > 1 and embedding.nbytes > self._most_room:
             rows = rows[: len(rows) // 2]
             embedding = self._pass_over(rows, most, num_others)
-        if num_others > 0 and embedding.nbytes > self._most_room:
+        waited_s = self._clock() - min(running.arrived_s for running, _ in first.places)
+        if num_others > 0 and embedding.nbytes > self._most_room and waited_s < _WAITS_FOR_ROOM_S:
             return False  # There will be room when the others have answered.
         for each in rows:
             del self._waiting[each.namespace, each.key]
