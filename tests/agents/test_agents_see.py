@@ -144,8 +144,7 @@ def assert_goes_on(seen: SeenRequests, name: str) -> None:
         kept = after["images"][: len(known)]
         assert [(image["digest"], image["start"], image["tokens"]) for image in kept] == known
         assert all(image["reused"] for image in kept)
-        # Fewer where a title or a request that was given up has encoded it.
-        assert after["images_encoded"] <= len(after["images"]) - len(known), everything
+        assert after["images_encoded"] == len(after["images"]) - len(known), everything
         if after["images"]:
             assert after["prefilled"] <= after["prompt_tokens"] - before["prompt_tokens"] + SLACK, (before, after)
     digests = {image["digest"] for record in everything for image in record["images"]}

@@ -184,7 +184,7 @@ class CacheTrial:
         for key, (reach, matched) in before.items():
             promise = self.promises[key]
             now = self._reach(promise)
-            if now < reach and (matched == len(promise.tokens) or reach - now >= _TOLD_APART):
+            if now < reach and (matched == len(promise.tokens) or len(promise.tokens) - now >= _TOLD_APART):
                 assert evicted_to(self._match(promise), now) is not None, "what was evicted was not said to be"
 
     def clear(self) -> None:

@@ -316,13 +316,17 @@ def test_a_vector_for_which_there_is_no_room_is_not_kept() -> None:
 
 @contextmanager
 def _engines(
-    *names: str, keep_alive_s: float | None = None, budget: int | None = None, limits: ModelLimits | None = None
+    *names: str,
+    keep_alive_s: float | None = None,
+    budget: int | None = None,
+    limits: ModelLimits | None = None,
+    max_stall_ms: int = 100,
 ) -> Iterator[list[EngineClient]]:
     thread = EngineThread(SharedMemory(budget), limits=limits)
     folders = {name: tiny_model(name) if name == "llama" else embedder(name) for name in names}
     clients = [
         EngineClient(
-            Settings(model=str(folder)),
+            Settings(model=str(folder), max_stall_ms=max_stall_ms),
             thread=thread,
             name=name,
             nbytes=sum(file.stat().st_size for file in folder.glob("*.safetensors")),
@@ -404,6 +408,24 @@ def test_an_embedder_that_always_has_jobs_gives_way(wants: str) -> None:
             is_over.set()
             for each in asking:
                 each.join()
+
+
+def test_weights_go_though_a_pass_on_them_was_given_up() -> None:
+    with _engines("llama", "bert", max_stall_ms=1) as (_, client):
+        client.ready().result(60)
+        seen: Future[tuple[int, bool]] = Future()
+
+        def unload(worker: Worker) -> None:
+            answer: Future[EmbeddingResult] = Future()
+            worker.embedding.add(_job(0, _input(*[7] * 400)), answer, 0.0)
+            worker.embedding.step(num_others=1)
+            num = worker.embedding.num_in_pass
+            answer.cancel()
+            worker.unload()
+            seen.set_result((num, worker.embedding._pass is None))  # It holds the model.
+
+        client.call(unload)
+        assert seen.result(60) == (1, True)
 
 
 def test_what_was_given_up_loads_nothing() -> None:

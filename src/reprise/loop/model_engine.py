@@ -254,7 +254,7 @@ class ModelEngine:
         self.publish()
 
     def state(self) -> ModelState:
-        """The model's state for `decide_models`."""
+        """The model's state for `decide_models`. Forgets what was given up while it waited for weights."""
         weights, worker = self._weights, self._worker
         weights.wanted = [(since_s, answer) for since_s, answer in weights.wanted if not answer.cancelled()]
         if worker is not None and not self.is_loaded:

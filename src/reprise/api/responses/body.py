@@ -35,15 +35,10 @@ class ItemPart(Body):
     refusal: str | None = None
 
 
-READ = frozenset(
-    {
-        "message",
-        "reasoning",
-        *("function_call", "custom_tool_call", "local_shell_call", "computer_call"),
-        *("function_call_output", "custom_tool_call_output", "local_shell_call_output", "computer_call_output"),
-        *("compaction", "compaction_summary", "item_reference"),
-    }
-)
+CALLS = frozenset({"function_call", "custom_tool_call", "local_shell_call", "computer_call"})
+OUTPUTS = frozenset(f"{kind}_output" for kind in CALLS)
+COMPACTIONS = frozenset({"compaction", "compaction_summary"})
+READ = CALLS | OUTPUTS | COMPACTIONS | {"message", "reasoning", "item_reference"}
 """The types of items that have an effect; all others are left out."""
 
 

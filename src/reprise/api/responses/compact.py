@@ -12,6 +12,7 @@ from uuid import uuid4
 
 from reprise.api.http.encoding import JsonResponse
 from reprise.api.responses.body import Item, ResponsesBody, ResponseTool
+from reprise.api.responses.items import as_listed
 from reprise.api.responses.reply import usage_body
 from reprise.api.responses.request import (
     earlier_items,
@@ -129,8 +130,6 @@ def _is_kept(item: Item) -> bool:
 
 def _kept_message(item: Item) -> dict[str, Any]:
     """A message of the user's or of the system's as an output item."""
-    fields = item.model_dump(exclude_unset=True)
-    content = fields.get("content")
-    parts = [{"type": "input_text", "text": content}] if isinstance(content, str) else content
     item_id = item.id or f"msg_{uuid4().hex}"
-    return {**fields, "id": item_id, "type": "message", "status": "completed", "content": parts}
+    listed = as_listed(item.model_dump(exclude_unset=True), item_id=item_id)
+    return {**listed, "id": item_id, "status": "completed"}

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from reprise.api.responses.body import Item, ItemPart
+from reprise.api.responses.body import CALLS, COMPACTIONS, OUTPUTS, Item, ItemPart
 from reprise.api.responses.tools import custom_arguments, full_name
 from reprise.api.service.reasoning_signature import decode_reasoning
 from reprise.api.service.unread import Speaker, UnreadParts
@@ -56,18 +56,16 @@ class MessageWriter:
                 self._add_message(item, where)
             case "reasoning":
                 self._add_reasoning(item, where)
-            case "function_call" | "custom_tool_call" | "local_shell_call" | "computer_call":
+            case kind if kind in CALLS:
                 self._add_call(item, where)
-            case (
-                "function_call_output" | "custom_tool_call_output" | "local_shell_call_output" | "computer_call_output"
-            ):
+            case kind if kind in OUTPUTS:
                 self._add_output(item, where)
-            case "compaction" | "compaction_summary":
+            case kind if kind in COMPACTIONS:
                 self._add_compaction(item, where)
             case "item_reference":
                 raise BadRequest("Items are not stored by id. Send the item itself.", param=where)
-            case _:
-                self._skipped[item.type[:40]] += 1
+            case kind:
+                self._skipped[kind[:40]] += 1
         self._num_items += 1
 
     def _add_message(self, item: Item, where: str) -> None:
